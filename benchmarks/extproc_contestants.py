@@ -18,7 +18,6 @@ from extproc_parts import (
     UPSTREAMS,
     Fleet,
     Process,
-    accepts_lean,
     envoy_binary,
     envoy_configuration,
     found_smg,
@@ -31,10 +30,10 @@ from measure import CannotRunError, missed
 LEARN_SECONDS = 120.0
 
 PLAIN, GRPC_AIO, GRPCLIB = "no ext_proc", "grpc.aio, idle", "grpclib, idle"
-LEAN_IDLE, OURS_GRPCIO, OURS_LEAN = "lean, idle", "KVSteer, grpcio", "KVSteer, lean"
+LEAN_IDLE, OURS_LEAN = "lean, idle", "KVSteer, lean"
 OURS_UNIX, OURS_TWO = "KVSteer, Unix socket", "KVSteer, 2 processes"
 SMG = "SMG, cache_aware"
-NAMES = (PLAIN, GRPC_AIO, GRPCLIB, LEAN_IDLE, OURS_GRPCIO, OURS_LEAN, SMG)
+NAMES = (PLAIN, GRPC_AIO, GRPCLIB, LEAN_IDLE, OURS_LEAN, SMG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +87,9 @@ class Arena:
             GRPC_AIO: lambda: self._idle(GRPC_AIO, "grpc.aio"),
             GRPCLIB: lambda: self._idle(GRPCLIB, "grpclib"),
             LEAN_IDLE: lambda: self._idle(LEAN_IDLE, "lean"),
-            OURS_GRPCIO: lambda: self._ours(OURS_GRPCIO, "grpcio"),
-            OURS_LEAN: lambda: self._ours(OURS_LEAN, "lean"),
-            OURS_UNIX: lambda: self._ours(OURS_UNIX, "lean", unix),
-            OURS_TWO: lambda: self._ours(OURS_TWO, "lean", processes=2),
+            OURS_LEAN: lambda: self._ours(OURS_LEAN),
+            OURS_UNIX: lambda: self._ours(OURS_UNIX, unix),
+            OURS_TWO: lambda: self._ours(OURS_TWO, processes=2),
             SMG: self._smg,
         }
 
@@ -160,12 +158,8 @@ class Arena:
         decides = self._run(f"idle-{server}", command, listen)
         return self._behind_envoy(name, decides, configuration)
 
-    def _ours(
-        self, name: str, server: str, listen: str | None = None, processes: int = 1
-    ) -> Contestant:
-        if server == "lean" and not accepts_lean():
-            raise CannotRunError("did not run: extproc.server has no lean")
-        configuration = self._fleet.configuration(server if accepts_lean() else None)
+    def _ours(self, name: str, listen: str | None = None, processes: int = 1) -> Contestant:
+        configuration = self._fleet.configuration()
         if listen is not None:
             configuration["extproc"]["listen"] = listen
         if processes > 1:

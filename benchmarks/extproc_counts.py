@@ -50,9 +50,7 @@ from rows import Run, arguments, run
 from extproc.admin.observed import Observed
 from extproc.config.reader import parse
 from extproc.fleet.workers import Workers
-from extproc.http2.frames import PREFACE, Flag, FrameType, frame, settings, window_update
-from extproc.http2.grpc_messages import MessageParts
-from extproc.http2.header_blocks import encode
+from extproc.http2.messages import MessageParts
 from extproc.observing.metrics import Metrics
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     HeaderMap,
@@ -83,6 +81,8 @@ from kvstate.feeds.transport import Connected
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Tokens
 from tests.memory_transport import MemoryTransport
+from tests.oracles.http2.frames import PREFACE, Flag, FrameType, frame, settings, window_update
+from tests.oracles.http2.header_blocks import encode
 
 WORKERS = 8
 # What is checked: its name, the workers, and the part of a request.

@@ -15,9 +15,9 @@ import uvloop
 # The benchmark's own name would hide the package of our messages.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from extproc._core import Budget
 from extproc.config.schema import Config, ExtProc
 from extproc.fleet.workers import Workers
-from extproc.http2.limits import Budget
 from extproc.observing.metrics import Metrics
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     BodyResponse,
@@ -26,7 +26,8 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingResponse,
     TrailersResponse,
 )
-from extproc.serving.proxy_message import NAMES, ProxyDecoder, ProxyMessage
+from extproc.serving.proxy_decoder import ProxyDecoder
+from extproc.serving.proxy_message import NAMES, ProxyMessage
 from extproc.serving.stream import StreamSettings
 from kvstate.fleet import FollowedWorkers
 

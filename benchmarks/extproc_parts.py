@@ -18,7 +18,6 @@ import yaml
 from measure import CannotRunError
 
 from extproc.config.reader import load
-from extproc.config.schema import ExtProc
 from extproc.envoy.envoy_config import render
 from tests.ports import free_port
 
@@ -181,14 +180,6 @@ def _route(prefix: str, answer: str, content_type: str) -> dict[str, Any]:
     }
 
 
-def accepts_lean() -> bool:
-    """Returns whether the router has `extproc.server: lean`."""
-    for field in dataclasses.fields(ExtProc):
-        if field.name == "server":
-            return "lean" in field.metadata["choices"]
-    return False
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fleet:
     """Upstreams that answer at once, and as many simulated workers, which publish their events."""
@@ -197,13 +188,10 @@ class Fleet:
     workers: Sequence[str]
     events: Sequence[tuple[str, str]]
 
-    def configuration(self, server: str | None = None) -> dict[str, Any]:
+    def configuration(self) -> dict[str, Any]:
         """Returns the configuration of a router, with its own addresses."""
-        extproc: dict[str, Any] = {"listen": free_address()}
-        if server is not None:
-            extproc["server"] = server
         return {
-            "extproc": extproc,
+            "extproc": {"listen": free_address()},
             "admin": {"listen": free_address()},
             "metrics": {"listen": free_address()},
             "envoy": {"listen": free_address(), "admin": free_address()},

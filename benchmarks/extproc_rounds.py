@@ -13,7 +13,6 @@ from extproc_contestants import (
     GRPCLIB,
     LEAN_IDLE,
     NAMES,
-    OURS_GRPCIO,
     OURS_LEAN,
     PLAIN,
     SMG,
@@ -141,28 +140,20 @@ class Rows:
         reference = self._cpu(GRPC_AIO)
         return [
             Row(f"CPU, {self._cell}, {name} (us)", self._cpu(name), reference, goals.get(name))
-            for name in (LEAN_IDLE, OURS_LEAN, OURS_GRPCIO, GRPCLIB)
+            for name in (LEAN_IDLE, OURS_LEAN, GRPCLIB)
         ]
 
     def added(self) -> list[Row]:
         """Added latency, compared with an idle grpc.aio server."""
         goal = ADDED if self._cell == LATENCY_CELL else None
-        return [
-            Row(
-                f"p50 added, {self._cell}, {name} (ms)",
-                self._added(name),
-                self._added(GRPC_AIO),
-                goal if name == OURS_LEAN else None,
-            )
-            for name in (OURS_LEAN, OURS_GRPCIO)
-        ]
+        what = f"p50 added, {self._cell}, {OURS_LEAN} (ms)"
+        return [Row(what, self._added(OURS_LEAN), self._added(GRPC_AIO), goal)]
 
     def peer(self) -> list[Row]:
         """Envoy with KVSteer, compared with SMG; and what a picker that costs nothing would reach.
 
         So do Envoy without ext_proc, and with a server that answers each message at once.
         """
-        best = OURS_LEAN if OURS_LEAN not in self._missing else OURS_GRPCIO
         quantities: list[tuple[str, Callable[[str], Result]]] = [
             ("requests/s", lambda name: self._of(name, lambda one: one.per_second)),
             ("p50 (ms)", lambda name: self._of(name, lambda one: one.p50)),
@@ -170,7 +161,8 @@ class Rows:
             ("CPU, both (us)", self._both),
         ]
         rows = [
-            Row(f"{what}, {self._cell}, {best} / SMG", of(best), of(SMG)) for what, of in quantities
+            Row(f"{what}, {self._cell}, {OURS_LEAN} / SMG", of(OURS_LEAN), of(SMG))
+            for what, of in quantities
         ]
         what, of = quantities[0]
         return rows + [

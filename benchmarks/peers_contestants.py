@@ -148,7 +148,7 @@ class PeersArena(Arena):
             PLAIN: lambda: self._behind_envoy(PLAIN, None),
             LEAN_IDLE: lambda: self._idle(LEAN_IDLE, "lean"),
             ROUND_ROBIN: self._round_robin,
-            OURS_LEAN: lambda: self._ours(OURS_LEAN, "lean"),
+            OURS_LEAN: lambda: self._ours(OURS_LEAN),
             LLM_D: self._llm_d,
             LIGHT: self._light,
             AIBRIX: self._aibrix,

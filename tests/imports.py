@@ -19,7 +19,7 @@ MEASURED = ("kvstate", "extproc")
 COMPILED = {"kvstate._core", "extproc._core"}
 
 # Packages that a pure module may import besides pure modules and the standard library.
-LIBRARIES = {"hpack", "msgspec", "xxhash", "google", "yaml", "prometheus_client"}
+LIBRARIES = {"msgspec", "xxhash", "google", "yaml", "prometheus_client"}
 LIBRARIES |= {"envoy_data_plane", "betterproto2"}
 
 # Parts of the standard library that bring in a clock, a socket, an event loop or chance.

@@ -61,6 +61,7 @@ CORE = {
     "extproc.admin.hosts",
     "kvstate.feeds.stamps",
     "extproc.admin.report_page",
+    "extproc.serving.proxy_decoder",
     "extproc.serving.proxy_message",
     "extproc.serving.stream",
     "extproc.serving.stream_answers",
@@ -160,20 +161,16 @@ def test_core_list_names_existing_modules() -> None:
 def test_sockets_of_zmq_and_grpc_live_in_their_transports() -> None:
     ours = {name for name in importers_of("zmq") if not name.startswith("simulator")}
     assert not ours  # feeds speak ZMTP themselves: libzmq aborts the process
-    served = {"extproc.serving.grpc_server", "kvstate.bridge.bridge"}
-    feeds = {"kvstate.feeds.grpc_transport"}
-    assert importers_of("grpc") == {*served, *feeds}
+    assert importers_of("grpc") == {"kvstate.bridge.bridge", "kvstate.feeds.grpc_transport"}
 
 
-def test_envoy_messages_live_in_the_stream_and_the_servers() -> None:
-    servers = {"extproc.serving.grpc_server"}
+def test_envoy_messages_live_in_the_stream_and_the_server() -> None:
     assert importers_of("extproc.pb") == {
-        *servers,
         "extproc.requests.grpc_request",
         "extproc.serving.lean_call",
         "extproc.serving.health_service",
+        "extproc.serving.proxy_decoder",
         "extproc.serving.proxy_message",
-        "extproc.serving.request_head",
         "extproc.serving.stream",
         "extproc.serving.stream_answers",
     }

@@ -18,11 +18,11 @@ PROMISES = {
     "has a NetworkPolicy that allows proxies to reach 9002": (
         "deploy/test_manifests.py::test_base_lets_proxies_and_scrapers_reach_a_router"
     ),
-    "speak TLS 1.2 and 1.3": ("extproc/serving/test_tls.py::test_tls_below_1_2_is_refused"),
+    "speaks TLS 1.2 and 1.3": ("extproc/serving/test_tls.py::test_tls_below_1_2_is_refused"),
     "A peer that does not finish its handshake is dropped": (
         "extproc/serving/test_tls.py::test_peer_without_a_handshake_is_disconnected"
     ),
-    "logs a handshake that fails": (
+    "A handshake that fails is counted": (
         "extproc/serving/test_tls.py::test_failed_handshakes_are_all_counted_and_seldom_logged"
     ),
     "does not get past the handshake": (
@@ -66,7 +66,7 @@ PROMISES = {
     "Bodies, JSON nesting": (
         "system/attacks/test_bodies.py::test_costly_bodies_are_placed_by_load_and_do_not_block_the_loop"
     ),
-    "two bodies of 28 MiB a second delay others' decisions": (
+    "Two bodies of 28 MiB a second delay others' decisions": (
         "system/attacks/test_bodies.py"
         "::test_large_bodies_at_two_a_second_delay_no_decision_in_any_mode"
     ),
@@ -99,10 +99,6 @@ PROMISES = {
     ),
     "for the router's own user": (
         "extproc/running/test_handover.py::test_only_its_own_user_may_ask"
-    ),
-    "such a body holds the event loop for up to 50 ms": (
-        "system/attacks/test_bodies.py"
-        "::test_large_bodies_at_two_a_second_do_not_block_the_loop_of_grpcio"
     ),
     "it can neither take blocks from other workers": "kvstate/test_index_by_oracle.py::",
     "a worker may name only its own host": (

@@ -92,14 +92,6 @@ class ProtocolError(KVSteerError):
     """The proxy sent an unexpected ext_proc message, or speaks another dialect."""
 
 
-class Http2Error(KVSteerError):
-    """A peer violated HTTP/2, so its connection ends; code: from RFC 9113, section 7."""
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-
-
 class CallError(KVSteerError):
     """A gRPC call ends with this status code; the text is sent to the peer."""
 

@@ -31,6 +31,10 @@ _MAX_FRAMES = 64
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _PATH = b"/grpc.health.v1.Health/Check"
 
+# SETTINGS_HEADER_TABLE_SIZE is 0 (RFC 9113, section 6.5.2): then each block of the answer can be
+# decoded by itself.
+_NO_TABLE = b"\0\1\0\0\0\0"
+
 # A gRPC message: not compressed, no bytes; HealthCheckRequest of the whole server.
 _QUESTION = bytes(5)
 
@@ -202,7 +206,7 @@ def _call() -> bytes:
     block = b"".join(_literal(*field) for field in fields.items())
     return (
         _PREFACE
-        + _frame(_SETTINGS, 0, 0, b"")
+        + _frame(_SETTINGS, 0, 0, _NO_TABLE)
         + _frame(_HEADERS, _END_HEADERS, _STREAM, block)
         + _frame(_DATA, _END_STREAM, _STREAM, _QUESTION)
     )
@@ -242,19 +246,17 @@ def _message(data: bytes, trailers: bytes) -> bytes:
 
 def _why(trailers: bytes) -> str:
     """Returns the status and words of a call that failed; this loads a decoder."""
-    from hpack import Decoder, HPACKError
+    from extproc._core import header_fields
 
     try:
-        fields = {_text(name): _text(value) for name, value in Decoder().decode(trailers)}
-    except HPACKError:
+        fields = dict(header_fields(trailers))
+    except ValueError:
         fields = {}
-    number, words = fields.get("grpc-status", ""), fields.get("grpc-message", "")
+    number, words = (
+        fields.get(name, b"").decode("latin-1") for name in (b"grpc-status", b"grpc-message")
+    )
     name = _NAMES[int(number)] if number.isdecimal() and int(number) < len(_NAMES) else "UNKNOWN"
     return ": ".join(filter(None, (name, " ".join(words.split())[:_MAX_DETAILS])))
-
-
-def _text(value: str | bytes) -> str:
-    return value if isinstance(value, str) else value.decode("latin-1")
 
 
 # The status codes of gRPC, by number.

@@ -315,8 +315,6 @@ def missing_extras(config: Config, find: Callable[[str], object]) -> list[Extra]
 
 def _grpc_keys(config: Config) -> Iterator[str]:
     """Yields the keys that need grpcio."""
-    if config.extproc.server == "grpcio":
-        yield "extproc.server"
     for position, worker in enumerate(config.workers):
         if isinstance(worker.events, WorkerEvents) and worker.events.grpc is not None:
             yield f"workers[{position}].events.grpc"

@@ -23,7 +23,7 @@ from extproc.base.tokenizer_files import TokenizerFiles
 from extproc.config.fleet_rules import worker_faults
 from extproc.config.lines import in_order
 from extproc.config.rules import broken_rules
-from extproc.config.schema import OFF, Config, Model, WorkerEvents, WorkerSettings
+from extproc.config.schema import OFF, Config, ExtProc, Model, WorkerEvents, WorkerSettings
 from extproc.config.sections import StoreSettings, most
 from extproc.config.wrong_keys import section_with, section_without, until_wrong
 
@@ -39,29 +39,32 @@ _SHOWN_BITS = 128
 _VARIABLE = re.compile(r"\$\{\w+[^}]*\}")
 
 
-class _Pasted(NamedTuple):
-    """What is said to a name that another program gives a key, and which key it means, if any."""
+class _Foreign(NamedTuple):
+    """What is said to a key that another program or a former release has, and which it means."""
 
     says: str
     meant: str = ""
 
 
-# vLLM's own names in --kv-events-config, which users may paste here.
-_PASTED: Mapping[type, Mapping[str, _Pasted]] = {
+# Keys of former releases, and vLLM's own names in --kv-events-config, which users may paste here.
+_FOREIGN: Mapping[type, Mapping[str, _Foreign]] = {
     WorkerEvents: {
-        "endpoint": _Pasted(
+        "endpoint": _Foreign(
             "that is vLLM's name; here it is zmq, with the worker's host for *", "zmq"
         ),
-        "replay_endpoint": _Pasted(
+        "replay_endpoint": _Foreign(
             "that is vLLM's name; here it is replay, with the worker's host for *", "replay"
         ),
         **dict.fromkeys(
             ("publisher", "enable_kv_cache_events", "buffer_steps", "hwm", "max_queue_size"),
-            _Pasted("only vLLM uses it; leave it out here"),
+            _Foreign("only vLLM uses it; leave it out here"),
         ),
     },
+    ExtProc: {
+        "server": _Foreign("KVSteer has one server now; leave it out"),
+    },
     StoreSettings: {
-        "grpc": _Pasted("no store publishes over gRPC; its ZMQ publisher is named by zmq", "zmq")
+        "grpc": _Foreign("no store publishes over gRPC; its ZMQ publisher is named by zmq", "zmq")
     },
 }
 
@@ -289,7 +292,7 @@ class _Reading:
         Returns "" if none can be told.
         """
         meant, hint = "", ""
-        if pasted := _PASTED.get(kind, {}).get(str(key)):
+        if pasted := _FOREIGN.get(kind, {}).get(str(key)):
             meant, hint = pasted.meant, f"; {pasted.says}"
         elif len(self.faults) < MAX_FAULTS:  # others are only counted, since a hint takes 0.1 ms
             meant = _nearest(key, (item.name for item in fields(kind)))

@@ -292,7 +292,6 @@ class Envoy:
 
 
 DIALECTS = ("auto", "buffered", "epp")
-SERVERS = ("lean", "grpcio")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,11 +316,6 @@ class ExtProc:
     """The gRPC server that Envoy talks to."""
 
     listen: str = key("the gRPC server, host:port or unix:PATH", "127.0.0.1:9002")
-    server: str = key(
-        "lean is KVSteer's own; grpcio, the reference, uses many times its CPU",
-        "lean",
-        choices=SERVERS,
-    )
     dialect: str = key(
         "auto: what each proxy declares, else BUFFERED bodies; buffered refuses the Endpoint"
         " Picker Protocol; epp assumes it if a proxy declares nothing",

@@ -1,7 +1,6 @@
 /* The server's side of one HTTP/2 connection (RFC 9113): bytes in, events and bytes out.
  *
- * The same as extproc.http2.connection and what that uses, which says why: tests compare both, event
- * by event and byte by byte. */
+ * Tests compare it with tests.oracles.http2.connection, event by event and byte by byte. */
 #ifndef KVSTEER_CONNECTION_H
 #define KVSTEER_CONNECTION_H
 
@@ -15,14 +14,14 @@ typedef struct {
     int64_t rapid_resets_a_tick, faults_a_tick, preface_ticks, first_ticks, stall_ticks;
 } Limits;
 
-/* extproc.http2.limits.Budget: bytes kept by all connections of a server together, or by those of
- * one peer, which takes them of the whole. */
+/* Bytes kept by all connections of a server together, or by those of one peer, which takes them of
+ * the whole. */
 typedef struct Amount {
     int64_t max_bytes, used_bytes;
     struct Amount *whole; /* NULL: this is it */
 } Amount;
 
-/* extproc.http2.limits.PARTS */
+/* A peer may hold so many times what it leaves to others. */
 #define PARTS 3
 
 static inline bool amount_take(Amount *amount, int64_t size) {

@@ -1,7 +1,7 @@
 /* Decodes messages of a proxy: what message.c reads becomes objects of Python.
  *
- * extproc.serving.proxy_message describes the interface, and has the plain implementation;
- * extproc.serving.request_head has that of a request's head. */
+ * extproc/_core.pyi describes the interface. What this gives up, extproc.serving.proxy_decoder has
+ * protobuf read, and extproc.serving.proxy_message makes the heads. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
@@ -41,7 +41,7 @@ typedef struct {
 /* Longer ids are cut (extproc.base.headers.MAX_ID_LETTERS). */
 #define MAX_ID_LETTERS 128u
 
-/* Most digits of a content-length (extproc.serving.request_head). */
+/* Most digits of a content-length (extproc.serving.proxy_message). */
 #define LENGTH_DIGITS 19u
 
 /* With more names no head is made. */
@@ -339,21 +339,21 @@ static PyMethodDef decoder_methods[] = {
 };
 
 static PyType_Slot decoder_slots[] = {
-    {Py_tp_doc, "Decodes messages of a proxy; extproc.serving.proxy_message describes it."},
+    {Py_tp_doc, "Decodes messages of a proxy; the stub describes it."},
     {Py_tp_new, decoder_new},
     {Py_tp_dealloc, decoder_dealloc},
     {Py_tp_methods, decoder_methods},
     {0, NULL},
 };
 
-static PyType_Spec decoder_spec = {"extproc._core.CompiledDecoder", sizeof(CoreDecoder), 0,
+static PyType_Spec decoder_spec = {"extproc._core.Decoder", sizeof(CoreDecoder), 0,
                                    Py_TPFLAGS_DEFAULT, decoder_slots};
 
 static PyTypeObject *decoder_type;
 
 bool decoder_add(PyObject *module) {
     PyObject *type = PyType_FromSpec(&decoder_spec);
-    if (!type || PyModule_AddObject(module, "CompiledDecoder", type)) {
+    if (!type || PyModule_AddObject(module, "Decoder", type)) {
         Py_XDECREF(type);
         return false;
     }

@@ -1,4 +1,4 @@
-/* The decoder of a proxy's messages; extproc.serving.proxy_message describes it. */
+/* The decoder of a proxy's messages; extproc/_core.pyi describes it. */
 #ifndef KVSTEER_DECODER_H
 #define KVSTEER_DECODER_H
 

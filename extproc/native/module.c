@@ -1,8 +1,8 @@
 /* The Python module extproc._core: checks and converts, then calls the session.
  *
- * extproc/http2/session.py describes the interface; its plain implementation is in Python. What the
- * module has for messages is in decoder.c, for the routing in columns.c, claims.c, mark_table.c,
- * numbers.c and told.c, for the tokens in turn_table.c. */
+ * extproc/_core.pyi describes the interface. What the module has for messages is in decoder.c, for
+ * the routing in columns.c, claims.c, mark_table.c, numbers.c and told.c, for the tokens in
+ * turn_table.c. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
@@ -94,7 +94,7 @@ static PyGetSetDef budget_values[] = {
 };
 
 static PyType_Slot budget_slots[] = {
-    {Py_tp_doc, "The compiled budget; extproc.http2.limits.Budget describes it."},
+    {Py_tp_doc, "A limit of bytes for all together; the stub describes it."},
     {Py_tp_new, budget_new},
     {Py_tp_dealloc, budget_dealloc},
     {Py_tp_methods, budget_methods},
@@ -102,7 +102,7 @@ static PyType_Slot budget_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec budget_spec = {"extproc._core.CompiledBudget", sizeof(CoreBudget), 0,
+static PyType_Spec budget_spec = {"extproc._core.Budget", sizeof(CoreBudget), 0,
                                   Py_TPFLAGS_DEFAULT, budget_slots};
 
 /* --- the session --- */
@@ -334,7 +334,7 @@ static bool text_of(PyObject *given, Text *text) {
     return true;
 }
 
-/* Reads extproc.http2.grpc_messages.LongMessage, of which the body is lent. */
+/* Reads extproc.http2.messages.LongMessage, of which the body is lent. */
 static bool long_message_of(PyObject *given, Text *before, Loan *loan, Text *behind) {
     PyObject *written, *body, *rest;
     Py_ssize_t end;
@@ -473,7 +473,7 @@ static PyGetSetDef session_values[] = {
 };
 
 static PyType_Slot session_slots[] = {
-    {Py_tp_doc, "The compiled session; extproc.http2.session.Session describes it."},
+    {Py_tp_doc, "The gRPC calls of one connection; the stub describes it."},
     {Py_tp_new, session_new},
     {Py_tp_dealloc, session_dealloc},
     {Py_tp_methods, session_methods},
@@ -481,8 +481,48 @@ static PyType_Slot session_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec session_spec = {"extproc._core.CompiledSession", sizeof(CoreSession), 0,
+static PyType_Spec session_spec = {"extproc._core.Session", sizeof(CoreSession), 0,
                                    Py_TPFLAGS_DEFAULT, session_slots};
+
+/* --- a header block of another server --- */
+
+/* Most bytes of its fields. */
+#define MAX_ANSWER_LIST_BYTES (32u * 1024u)
+
+/* Adds a field to a list, which is NULL after an error. */
+static void add_header_field(void *taker, Text name, Text value) {
+    PyObject **fields = taker;
+    PyObject *field = *fields ? PyTuple_New(2) : NULL;
+    PyObject *first = field ? bytes_of(name) : NULL, *second = first ? bytes_of(value) : NULL;
+    if (second) {
+        PyTuple_SetItem(field, 0, constant(first));
+        PyTuple_SetItem(field, 1, constant(second));
+        if (PyList_Append(*fields, field)) Py_CLEAR(*fields);
+    } else {
+        Py_CLEAR(*fields);
+    }
+    Py_XDECREF(first);
+    Py_XDECREF(second);
+    Py_XDECREF(field);
+}
+
+/* header_fields(block): the fields of a block that begins a connection. */
+static PyObject *module_header_fields(PyObject *Py_UNUSED(module), PyObject *given) {
+    char *block;
+    Py_ssize_t length;
+    if (PyBytes_AsStringAndSize(given, &block, &length)) return NULL;
+    PyObject *fields = PyList_New(0);
+    Hpack hpack;
+    hpack_init(&hpack, MAX_ANSWER_LIST_BYTES);
+    HpackResult result =
+        hpack_decode(&hpack, (const uint8_t *)block, (size_t)length, add_header_field, &fields);
+    hpack_free(&hpack);
+    if (result != HPACK_DONE && fields) {
+        Py_CLEAR(fields);
+        PyErr_SetString(PyExc_ValueError, "undecodable header block");
+    }
+    return fields;
+}
 
 #define FUNCTION(name, function) \
     {#name, (PyCFunction)(void (*)(void))module_##function, METH_FASTCALL, NULL}
@@ -497,6 +537,7 @@ static PyMethodDef module_functions[] = {
     FUNCTION(count_later, count_later),
     {"are_plain_figures", module_are_plain_figures, METH_O, NULL},
     FUNCTION(bucketed, bucketed),
+    {"header_fields", module_header_fields, METH_O, NULL},
     {"plain_chat", module_plain_chat, METH_VARARGS, NULL},
     {"turn_texts", module_turn_texts, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
@@ -519,8 +560,8 @@ static PyObject *add_type(PyObject *made, const char *name, PyType_Spec *spec) {
 PyMODINIT_FUNC PyInit__core(void) {
     PyObject *made = PyModule_Create(&module);
     if (!made) return NULL;
-    PyObject *budget = add_type(made, "CompiledBudget", &budget_spec);
-    if (!budget || !add_type(made, "CompiledSession", &session_spec) ||
+    PyObject *budget = add_type(made, "Budget", &budget_spec);
+    if (!budget || !add_type(made, "Session", &session_spec) ||
         !decoder_add(made) ||
         !add_type(made, "CompiledColumns", &columns_spec) ||
         !add_type(made, "TurnTable", &turn_table_spec) || !columns_prepare() ||

@@ -13,7 +13,7 @@
 #define OPEN_BYTES 1024
 #define CALL_BYTES 4096
 
-/* extproc.http2.grpc_messages.NOT_GRPC */
+/* tests.oracles.http2.grpc_messages.NOT_GRPC */
 #define NOT_GRPC "This port serves gRPC: POST with content-type application/grpc.\n"
 
 /* A message of this length or more is passed on in parts of about this length. */

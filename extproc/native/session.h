@@ -1,13 +1,14 @@
 /* The gRPC calls of one connection (grpc/grpc, doc/PROTOCOL-HTTP2.md): bytes in, messages and bytes
  * out.
  *
- * The same as extproc.http2.plain_session, whose interface extproc.http2.session describes. */
+ * extproc/_core.pyi describes the interface. Tests compare it with one in Python
+ * (tests/oracles/http2), event by event and byte by byte. */
 #ifndef KVSTEER_SESSION_H
 #define KVSTEER_SESSION_H
 
 #include "connection.h"
 
-/* extproc.http2.session.EventKind */
+/* extproc.http2.call_events */
 typedef enum { CALL_OPENED, CALL_PART, CALL_MESSAGE, CALL_ENDED, CALL_FAILED, CALL_ABORTED } CallEventKind;
 
 /* bytes: of CALL_OPENED the path, of CALL_PART and CALL_MESSAGE the content; `owned` is freed with

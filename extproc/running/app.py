@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp.web import Application, AppRunner
@@ -101,41 +101,6 @@ if TYPE_CHECKING:
     from extproc.tokenizing.tokens import Tokenizer
 
 log = logging.getLogger("kvsteer")
-
-
-class Server(Protocol):
-    """A server of ext_proc and gRPC health on `extproc.listen`."""
-
-    async def start(self) -> None:
-        """Listens.
-
-        Raises:
-            StartError: the address cannot be bound.
-        """
-
-    async def stop(self) -> None:
-        """Accepts no new streams, and gives open ones `extproc.drain_ms` to finish."""
-
-
-def server_for(
-    service: Service,
-    is_ready: Callable[[], bool],
-    certificates: Certificates | None = None,
-    inherited: Sequence[socket.socket] = (),
-) -> Server:
-    """Returns the configured kind of server.
-
-    certificates: for TLS; None for plain text. inherited: the lean server's sockets, if another
-    router passed them on.
-
-    Raises:
-        ExtraError: grpcio is configured, but not installed.
-    """
-    if service.config.extproc.server == "lean":
-        return LeanServer(service, is_ready, certificates=certificates, inherited=inherited)
-    with importing_extra("extproc.server: grpcio", "grpc"):
-        from extproc.serving.grpc_server import GrpcServer
-    return GrpcServer(service, is_ready, certificates)
 
 
 def load_tokenizers(config: Config) -> "dict[str, Tokenizer]":
@@ -706,19 +671,19 @@ def _server_part(made: Running) -> Part:
     """Returns the server of ext_proc."""
     service = Service(made.config, made.router, made.metrics, recorder=made.recorder)
     inherited = made.inherited.get("extproc", ())
-    server = server_for(service, made.readiness, made.certificates, inherited)
-    if isinstance(server, LeanServer):
-        made.listening["extproc"] = server.listening
-        made.metrics.registry.register(ServerCollector(server.figures))
-        _watch_whether_asked(made, lambda: server.figures().connections)
+    server = LeanServer(
+        service, made.readiness, certificates=made.certificates, inherited=inherited
+    )
+    made.listening["extproc"] = server.listening
+    made.metrics.registry.register(ServerCollector(server.figures))
+    _watch_whether_asked(made, lambda: server.figures().connections)
 
     async def start() -> None:
         await server.start()
         made.own_readiness.is_listening = made.readiness.is_listening = True
 
     async def stop() -> None:
-        if isinstance(server, LeanServer):
-            server.is_handed_over = made.replaced.is_set()
+        server.is_handed_over = made.replaced.is_set()
         await server.stop()
 
     return Part("server", start, stop)
@@ -742,8 +707,6 @@ def _handover_parts(made: Running) -> Iterator[Part]:
     """Yields what waits for a successor, if there is a state file to pass on."""
     file, state = made.config.state.file, made.state
     if file is None or state is None or made.member is not None:
-        return
-    if made.config.extproc.server != "lean":  # grpcio keeps its sockets to itself
         return
 
     def stop() -> None:

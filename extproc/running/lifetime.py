@@ -117,8 +117,8 @@ async def _predecessor(config: Config, member: ProcessMember | None) -> Predeces
     Raises:
         StartError: it cannot be replaced.
     """
-    if config.state.file is None or member is not None or config.extproc.server != "lean":
-        raise StartError("take-over: needs state.file and extproc.server: lean, and one process")
+    if config.state.file is None or member is not None:
+        raise StartError("take-over: needs state.file, and one process")
     sections = {
         "extproc": config.extproc.listen,
         "admin": config.admin.listen,

@@ -32,14 +32,11 @@ _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """The content of the TLS files at one time: a matching certificate, key and authorities.
+    """What was made of the TLS files at one time: a matching certificate, key and authorities.
 
     context: for a server that speaks HTTP/2 over TLS 1.2 or newer. expires_at: seconds since 1970.
     """
 
-    certificate: bytes
-    key: bytes
-    client_ca: bytes | None
     context: ssl.SSLContext
     expires_at: float
 
@@ -47,7 +44,7 @@ class Material:
 class Certificates:
     """The certificates in use, reloaded when the files change.
 
-    current: the last valid content of the files. fault: what is wrong with the files now, or None.
+    current: of the last valid files. fault: what is wrong with the files now, or None.
     failed_handshakes: failed handshakes that the server knows of.
 
     Raises:
@@ -173,7 +170,7 @@ def _stamp(path: str) -> tuple[int, int, int] | None:
 
 
 def _read(options: Tls) -> Material:
-    """Returns the files' content at one time.
+    """Returns what is made of the files at one time.
 
     Raises:
         StartError: a file cannot be read, or the files do not match or change while being read.
@@ -182,8 +179,7 @@ def _read(options: Tls) -> Material:
     context, expires_at = _context(options)
     if _contents(options) != before:
         raise StartError("extproc.tls: the files changed while they were read")
-    certificate, key, client_ca = before
-    return Material(certificate, key, client_ca, context, expires_at)
+    return Material(context, expires_at)
 
 
 def _contents(options: Tls) -> tuple[bytes, bytes, bytes | None]:

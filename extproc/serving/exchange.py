@@ -1,4 +1,4 @@
-"""One ext_proc stream on any server: its messages, the router's decision, and its accounting.
+"""One ext_proc stream on the server: its messages, the router's decision, and its accounting.
 
 An exchange is in one phase at a time:
 
@@ -26,11 +26,12 @@ from types import MappingProxyType
 
 import msgspec
 
+from extproc._core import Budget
 from extproc.base.headers import OF_SIDECARS, PRIORITY
 from extproc.config.schema import Config
 from extproc.config.sections import session_headers
 from extproc.disaggregation.announcement import Announcer
-from extproc.http2.limits import MIB, Budget
+from extproc.http2.limits import MIB
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Account
 from extproc.observing.recorder import Recorder
@@ -45,11 +46,11 @@ from extproc.routing.upstreams import FIRST_FAILURE
 from extproc.serving.classes import named_priority
 from extproc.serving.named_rank import named_rank
 from extproc.serving.naming_headers import NamingHeaders
+from extproc.serving.proxy_decoder import ProxyDecoder
 from extproc.serving.proxy_message import (
     REQUEST_HEADERS,
     RESPONSE_BODY,
     RESPONSE_HEADERS,
-    ProxyDecoder,
     ProxyMessage,
 )
 from extproc.serving.refusals import Refusal, refusal_of, refused_body

@@ -1,4 +1,4 @@
-"""The answers of both servers to grpc.health.v1.Health.
+"""The answers of the server to grpc.health.v1.Health.
 
 Source: grpc/grpc, doc/health-checking.md.
 """

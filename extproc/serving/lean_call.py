@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
+from extproc._core import Budget, Session
 from extproc.base.errors import CallError, ProtocolError
 from extproc.base.logs import tell_fault
 from extproc.http2.call_events import ENDED, MESSAGE, PART
-from extproc.http2.grpc_messages import LongMessage, Message, MessageParts, Status
-from extproc.http2.limits import SharedBudget
-from extproc.http2.session import Session
+from extproc.http2.codes import Status
+from extproc.http2.messages import LongMessage, Message, MessageParts
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from extproc.requests.request import Ask
 from extproc.serving.exchange import Exchange, Service
@@ -40,7 +40,7 @@ class Wire(Protocol):
     """
 
     session: Session
-    budget: SharedBudget
+    budget: Budget
 
     def forget(self, stream_id: int) -> None:
         """Forgets a call that has ended."""

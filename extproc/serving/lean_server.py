@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from extproc._core import Budget, Session
 from extproc.base import address
 from extproc.base.other_end import peer_name
 from extproc.http2.call_events import ABORTED, OPENED, CallEvent
-from extproc.http2.frames import ErrorCode
-from extproc.http2.grpc_messages import Status
+from extproc.http2.codes import ErrorCode, Status
 from extproc.http2.leftovers import FAULTY, KEPT_BACK, MORE, OVER
-from extproc.http2.limits import MIB, Limits, SharedBudget
-from extproc.http2.session import IS_COMPILED, Session, Sessions, make_sessions
+from extproc.http2.limits import MIB, Limits
+from extproc.http2.session import Sessions
 from extproc.observing.fleet_families import ServerFigures
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
@@ -72,7 +72,7 @@ class LeanConnection(asyncio.Protocol):
         self.has_served = False
         self.rested_at = 0.0
         self._host = host
-        self.budget: SharedBudget
+        self.budget: Budget
         self.session: Session
         self._calls: dict[int, Call] = {}
         self._paused_calls: dict[int, Call] = {}
@@ -274,7 +274,7 @@ class LeanServer:
     """Serves ext_proc and gRPC health.
 
     inherited: sockets that listen already, instead of `extproc.listen`. is_handed_over: whether
-    another router has the sockets, too. compiled: whether the sessions are.
+    another router has the sockets, too.
     """
 
     def __init__(
@@ -285,8 +285,6 @@ class LeanServer:
         certificates: Certificates | None = None,
         bounds: ServerBounds = USUAL,
         inherited: Sequence[socket.socket] = (),
-        *,
-        compiled: bool = IS_COMPILED,
     ) -> None:
         self._inherited = inherited
         self.is_handed_over = False
@@ -298,7 +296,7 @@ class LeanServer:
         limits = limits or Limits()
         most = bounds.max_bytes or max(_LEAST_BUDGET_BYTES, _BUDGET_MESSAGES * longest)
         reading = service.decoder.reading(_PROCESS)
-        sessions = make_sessions(limits, longest, most, reading, compiled=compiled)
+        sessions = Sessions(limits, longest, most, reading)
         peers = Peers[LeanConnection](sessions.budget)
         self._host = Host(limits, bounds, sessions, self._route, self._add, self._remove, peers)
         self.connections: dict[LeanConnection, None] = {}  # in the order in which they were made

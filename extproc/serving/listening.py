@@ -152,22 +152,6 @@ def cannot_listen(key: str, listen: str, error: OSError) -> StartError:
     return StartError(f"{key}: cannot listen on {listen}: {why}")
 
 
-def try_address(options: ExtProc) -> None:
-    """Binds the address for a moment, to find out why a server could not.
-
-    Raises:
-        OSError: the address cannot be bound.
-        StartError: the path is taken.
-    """
-    path = socket_path(options)
-    if path is not None:
-        bound_socket(path, options).close()
-        path.unlink()
-        return
-    for made in listening_sockets(options.listen):
-        made.close()
-
-
 def listening_sockets(listen: str, backlog: int = BACKLOG) -> list[socket.socket]:
     """Returns sockets that listen on a host and a port, one for each address of the host.
 

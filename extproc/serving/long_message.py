@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
 
-from extproc.http2.grpc_messages import LONG_BYTES, MessageParts
-from extproc.serving.proxy_message import REQUEST_BODY, ProxyDecoder, ProxyMessage
+from extproc.http2.messages import MessageParts
+from extproc.serving.proxy_decoder import ProxyDecoder
+from extproc.serving.proxy_message import REQUEST_BODY, ProxyMessage
 
 # The tags of ProcessingRequest.request_body and of HttpBody.body: both have a length.
 _REQUEST_BODY = 0x22
@@ -41,31 +42,6 @@ async def joined(message: MessageParts, decoder: ProxyDecoder, thread: Executor)
             read.body = await loop.run_in_executor(thread, b"".join, pieces)
             return read
     return decoder.decode(await loop.run_in_executor(thread, b"".join, message.parts))
-
-
-async def decoded(message: bytes, decoder: ProxyDecoder, thread: Executor) -> ProxyMessage:
-    """Returns what a message in one piece says; a short one is decoded at once.
-
-    Raises:
-        DecodeError: it is malformed.
-    """
-    if len(message) < LONG_BYTES:
-        return decoder.decode(message)
-    return await asyncio.get_running_loop().run_in_executor(thread, _parted, message, decoder)
-
-
-def _parted(message: bytes, decoder: ProxyDecoder) -> ProxyMessage:
-    parted = without_body([message])
-    if parted is not None:
-        rest, pieces = parted
-        read = decoder.decode(rest)
-        read.size_bytes = len(message)
-        if read.kind != REQUEST_BODY:
-            return read
-        if not read.body:
-            read.body = b"".join(pieces)
-            return read
-    return decoder.decode(message)
 
 
 def without_body(parts: Sequence[bytes]) -> tuple[bytes, list[bytes]] | None:

@@ -6,7 +6,7 @@ more costs it nothing.
 
 from typing import Generic, TypeVar
 
-from extproc.http2.limits import SharedBudget
+from extproc._core import Budget
 
 Connection = TypeVar("Connection")
 
@@ -14,7 +14,7 @@ Connection = TypeVar("Connection")
 class Peer(Generic[Connection]):
     """One peer. share: of what all may keep. connections: in the order in which they came."""
 
-    def __init__(self, name: str, share: SharedBudget) -> None:
+    def __init__(self, name: str, share: Budget) -> None:
         self.name = name
         self.share = share
         self.connections: dict[Connection, None] = {}
@@ -23,7 +23,7 @@ class Peer(Generic[Connection]):
 class Peers(Generic[Connection]):
     """The peers that have connections now. budget: what all may keep together."""
 
-    def __init__(self, budget: SharedBudget) -> None:
+    def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._by_name: dict[str, Peer[Connection]] = {}
 

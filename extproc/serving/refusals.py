@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from extproc.http2.grpc_messages import Status
+from extproc.http2.codes import Status
 from extproc.requests import grpc_request
 from extproc.routing.decision import Verdict
 

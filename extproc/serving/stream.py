@@ -51,9 +51,9 @@ from typing import ClassVar
 
 import msgspec
 
+from extproc._core import Budget
 from extproc.base import headers
 from extproc.base.errors import ProtocolError
-from extproc.http2.limits import Budget
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingRequest
 from extproc.requests.engine_paths import EnginePaths
 from extproc.requests.request import (
@@ -66,6 +66,7 @@ from extproc.requests.request import (
 )
 from extproc.serving import stream_answers as say
 from extproc.serving.naming_headers import NO_NAMES, NamingHeaders
+from extproc.serving.proxy_decoder import head_of
 from extproc.serving.proxy_message import (
     NAMES,
     NO_KIND,
@@ -77,9 +78,9 @@ from extproc.serving.proxy_message import (
     RESPONSE_TRAILERS,
     TEXT_BYTES,
     ProxyMessage,
+    number_of,
 )
 from extproc.serving.refusals import Refusal
-from extproc.serving.request_head import head_of, number_of
 from extproc.serving.stream_answers import Answers, Phrases, Placement
 
 # Most decimal digits of a status.

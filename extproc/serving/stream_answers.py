@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from extproc.base import headers
-from extproc.http2.grpc_messages import LongMessage
+from extproc.http2.messages import LongMessage
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     BodyMutation,
     BodyResponse,

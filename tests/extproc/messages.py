@@ -13,7 +13,8 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingResponse,
     ProtocolConfiguration,
 )
-from extproc.serving.proxy_message import ProxyDecoder, ProxyMessage
+from extproc.serving.proxy_decoder import ProxyDecoder
+from extproc.serving.proxy_message import ProxyMessage
 
 BUFFERED = ProcessingMode.BUFFERED
 

@@ -10,7 +10,6 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from extproc.http2.session import IS_COMPILED
 from tests.extproc.serving.running import Running
 from tests.ports import free_port
 
@@ -40,12 +39,10 @@ OVERTAKEN = (
 )
 
 
-@pytest.fixture(params=[True, False], ids=["compiled", "plain"])
-async def port(request: pytest.FixtureRequest) -> AsyncIterator[int]:
-    if request.param and not IS_COMPILED:
-        pytest.skip("no C compiler at installation")
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
     number = free_port()
-    running = Running(f"127.0.0.1:{number}", "lean", compiled=request.param)
+    running = Running(f"127.0.0.1:{number}")
     await running.server.start()
     yield number
     await running.stop()

@@ -1,11 +1,11 @@
-"""One stage for all tests with one server, and a table of the cost of each failure."""
+"""One stage for all tests, and a table of the cost of each failure."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
 
-from tests.system.stage import Stage, servers, staged
+from tests.system.stage import Stage, staged
 from tests.tables import Table, add_row
 
 
@@ -19,7 +19,6 @@ class Row(NamedTuple):
     """
 
     failure: str
-    server: str
     load: str
     requests: int
     lost: int
@@ -36,7 +35,7 @@ class Row(NamedTuple):
 
 TABLE = Table(
     "failures",
-    f"{'failure':<46}{'server':<8}{'load':<9}{'requests':>8}{'lost':>6}{'begun':>6}"
+    f"{'failure':<46}{'load':<9}{'requests':>8}{'lost':>6}{'begun':>6}"
     f"{'without us':>12}{'steers':>8}  note",
     (
         "lost: not answered in full, though no worker had begun; begun: after a worker had.",
@@ -47,17 +46,10 @@ TABLE = Table(
 )
 
 
-# Starting all parts takes many seconds, and breaking them under load as many again.
-SERVERS = [
-    pytest.param(name, marks=[] if name == "lean" else pytest.mark.slow) for name in servers()
-]
-
-
-@pytest.fixture(scope="package", params=SERVERS)
-def one_stage(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stage]:
-    with staged(tmp_path_factory.mktemp("stage"), request.param) as stage:
+# Starting all parts takes many seconds.
+@pytest.fixture(scope="package")
+def one_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with staged(tmp_path_factory.mktemp("stage")) as stage:
         yield stage
 
 
@@ -81,6 +73,6 @@ def _line(row: Row) -> str:
     plain = f"{row.plain[0]}, {row.plain[1]}" if row.plain else "-"
     steers = "-" if row.steers_ms is None else f"{row.steers_ms:.0f}"
     return (
-        f"{row.failure:<46}{row.server:<8}{row.load:<9}{row.requests:>8}{row.lost:>6}"
+        f"{row.failure:<46}{row.load:<9}{row.requests:>8}{row.lost:>6}"
         f"{row.begun:>6}{plain:>12}{steers:>8}  {row.note}".rstrip()
     )

@@ -17,8 +17,8 @@ from extproc.config.schema import Config
 from extproc.envoy.envoy_config import render
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
-from extproc.running.app import Server, server_for
 from extproc.serving.exchange import Service
+from extproc.serving.lean_server import LeanServer
 from extproc.serving.router import Router
 from kvstate.fleet import FollowedWorkers
 from tests.ports import free_port
@@ -47,7 +47,7 @@ class Gateway:
     router: Router
     workers: Workers
     metrics: Metrics
-    server: Server
+    server: LeanServer
 
     async def post(
         self, body: Any = None, path: str = "/v1/completions", **options: Any
@@ -116,7 +116,7 @@ class Picker:
     workers: Workers
     router: Router
     metrics: Metrics
-    server: Server
+    server: LeanServer
 
     @property
     def listen(self) -> str:
@@ -138,7 +138,7 @@ async def picker(
     workers = Workers(config, FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
     metrics = Metrics(workers.states)
     router = Router(config, workers, {}, metrics, Random(0))
-    server = server_for(Service(config, router, metrics), lambda: True)
+    server = LeanServer(Service(config, router, metrics), lambda: True)
     if starts:
         await server.start()
     try:

@@ -13,7 +13,6 @@ from typing import Any
 
 import yaml
 
-from extproc.config.schema import ExtProc
 from tests.ports import free_port
 from tests.system.configuration import configuration, local_address
 from tests.system.envoy_process import ENVOY
@@ -32,14 +31,6 @@ DECODE_TOKENS_PER_SECOND = 50
 BLOCKS = 20_000
 
 
-def servers() -> list[str]:
-    """The values that `extproc.server` takes here."""
-    for field in dataclasses.fields(ExtProc):
-        if field.name == "server":
-            return list(field.metadata["choices"])
-    return ["grpcio"]
-
-
 @dataclasses.dataclass
 class Place:
     """Where one router listens."""
@@ -56,8 +47,7 @@ class Stage:
     sharing: the URL through which the two routers share, "" if they share nothing.
     """
 
-    def __init__(self, directory: Path, server: str, sharing: str = "") -> None:
-        self.server = server
+    def __init__(self, directory: Path, sharing: str = "") -> None:
         self._sharing = sharing
         self._directory = directory
         self._ports = [[free_port() for _ in range(3)] for _ in range(WORKERS)]
@@ -127,7 +117,7 @@ class Stage:
     def _place(self, number: int) -> Place:
         config_file = self._directory / f"router-{number}.yaml"
         sections: dict[str, Any] = {
-            "extproc": {"max_body_bytes": MAX_BODY_BYTES, "server": self.server},
+            "extproc": {"max_body_bytes": MAX_BODY_BYTES},
             "envoy": {
                 "listen": self._listen,
                 "admin": self._admin,
@@ -175,9 +165,9 @@ class Stage:
 
 
 @contextmanager
-def staged(directory: Path, server: str, sharing: str = "") -> Iterator[Stage]:
+def staged(directory: Path, sharing: str = "") -> Iterator[Stage]:
     """A stage, none of whose processes runs yet."""
-    stage = Stage(directory, server, sharing)
+    stage = Stage(directory, sharing)
     try:
         yield stage
     finally:

@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import msgspec
@@ -44,7 +43,6 @@ from extproc.commands.doctor.steering_visit import local
 from extproc.commands.doctor.tenancy import judge_engine, judge_secret
 from extproc.commands.doctor.worker_visit import USUAL, Bounds, Means, WebClient
 from extproc.commands.look import look_of
-from extproc.config.fleet_rules import missing_extras
 from extproc.config.reader import load
 from extproc.config.rules import doubts, unseen_causes
 from extproc.config.schema import Config, Tls, WorkerSettings
@@ -185,11 +183,6 @@ async def examine(
     doubted += judge_secret(config)
     doubted += judge_ports(config, [found.worker for found in fleet])
     doubted += judge_mounts(config, [found.worker.endpoint for found in fleet])
-    doubted += [
-        about.wrong("extra-missing", str(ExtraError(one.key, one.name)))
-        for one in missing_extras(config, find_spec)
-        if one.key == "extproc.server"  # the others are found where they are used
-    ]
     return [*doubted, *findings, *discovered, *found]
 
 

@@ -8,12 +8,12 @@ from extproc.base.errors import (
     CallError,
     ConfigError,
     ExtraError,
-    Http2Error,
     RequestError,
     StartError,
     importing_extra,
 )
 from kvstate.errors import KVSteerError
+from tests.oracles.http2.errors import Http2Error
 
 
 def test_config_error_lists_all_faults() -> None:

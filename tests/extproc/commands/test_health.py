@@ -46,6 +46,15 @@ def test_unready_router_is_unhealthy() -> None:
         assert fault_of(target) == f"{target}: NOT_SERVING"
 
 
+def test_words_of_a_server_that_serves_something_else_are_shown() -> None:
+    with ThreadPoolExecutor(1) as threads:
+        running = grpc.server(threads)
+        target = f"127.0.0.1:{running.add_insecure_port('127.0.0.1:0')}"
+        running.start()
+        assert fault_of(target) == f"{target}: UNIMPLEMENTED: Method not found!"
+        running.stop(None).wait()
+
+
 def test_absent_router_is_unhealthy() -> None:
     target = f"127.0.0.1:{free_port()}"
     fault = fault_of(target) or ""
@@ -70,9 +79,8 @@ def test_health_command_names_the_fault(capsys: pytest.CaptureFixture[str]) -> N
     assert told.count("\n") == 1
 
 
-@pytest.mark.parametrize("kind", ["grpcio", "lean"])
-async def test_router_on_a_socket_is_asked(kind: str, tmp_path: Path) -> None:
-    one = Running(listen_at("unix", tmp_path), kind)
+async def test_router_on_a_socket_is_asked(tmp_path: Path) -> None:
+    one = Running(listen_at("unix", tmp_path))
     await one.server.start()
     assert await asyncio.to_thread(fault_of, one.listen) is None
     await one.stop()
@@ -81,10 +89,9 @@ async def test_router_on_a_socket_is_asked(kind: str, tmp_path: Path) -> None:
     assert fault.startswith(f"{one.listen}: UNAVAILABLE: ")
 
 
-@pytest.mark.parametrize("kind", ["grpcio", "lean"])
-async def test_router_with_tls_is_asked_over_tls(kind: str, tmp_path: Path) -> None:
+async def test_router_with_tls_is_asked_over_tls(tmp_path: Path) -> None:
     identities = Identities(tmp_path)
-    one = Running(listen_at("tcp", tmp_path), kind, identities.options(is_mutual=True))
+    one = Running(listen_at("tcp", tmp_path), identities.options(is_mutual=True))
     await one.server.start()
     ca, pair = str(identities.ca_file), tuple(identities.tls_files())
     assert await asyncio.to_thread(fault_of, one.listen, ClientTls(ca, NAME, *pair)) is None

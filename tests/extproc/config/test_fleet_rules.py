@@ -261,7 +261,6 @@ def test_shared_feeds_ignore_malformed_addresses() -> None:
             "workers: [{endpoint: 'a:1'}], sharing: {url: 'valkey://a:1'}",
             ["sharing.url"],
         ),
-        ("workers: [{endpoint: 'a:1'}], extproc: {server: grpcio}", ["extproc.server"]),
         ("workers: [{endpoint: 'a:1'}], sharing: {url: 'directory:/run/a'}", []),
     ],
 )

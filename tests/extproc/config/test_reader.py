@@ -172,6 +172,10 @@ def test_null_stands_for_an_absent_value() -> None:
             "workers[0].events.replay_endpoint: unknown key; that is vLLM's name; here it is",
         ),
         (
+            "extproc: {server: grpcio}",
+            "extproc.server: unknown key; KVSteer has one server now; leave it out",
+        ),
+        (
             "stores: [{name: s, grpc: 'a:1'}]",
             "stores[0].grpc: unknown key; no store publishes over gRPC; its ZMQ publisher is named",
         ),

@@ -1,13 +1,11 @@
 """A client that writes and reads frames itself, so that it can break every rule."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from struct import Struct
 from typing import NamedTuple
 
-from extproc.http2.connection import Connection
-from extproc.http2.frames import PREFACE, Flag, FrameType, frame, settings
-from extproc.http2.header_blocks import BlockCache, encode
-from extproc.http2.limits import Budget, Limits
+from tests.oracles.http2.frames import Flag, FrameType, frame
+from tests.oracles.http2.header_blocks import encode
 
 END_HEADERS = int(Flag.END_HEADERS)
 END_STREAM = int(Flag.END_STREAM)
@@ -70,26 +68,6 @@ def data(stream_id: int, payload: bytes = b"", *, flags: int = 0) -> bytes:
 def rst(stream_id: int) -> bytes:
     """RST_STREAM with CANCEL."""
     return frame(FrameType.RST_STREAM, 0, stream_id, b"\0\0\0\x08")
-
-
-def connected(
-    limits: Limits | None = None,
-    budget: Budget | None = None,
-    values: Mapping[int, int] | None = None,
-) -> Connection:
-    """A connection after both greetings."""
-    connection = Connection(limits or Limits(), BlockCache(), budget or Budget(2**30))
-    assert connection.receive(PREFACE + settings(values or {})) == []
-    written(connection)
-    return connection
-
-
-def written(connection: Connection) -> list[Sent]:
-    """All frames that wait to be written."""
-    found = b""
-    while chunk := connection.data_to_send():
-        found += chunk
-    return frames_of(found)
 
 
 def resets(frames: Sequence[Sent]) -> list[tuple[int, int]]:

@@ -1,7 +1,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.http2.limits import PARTS, Budget, Limits
+from extproc._core import Budget
+from extproc.http2.limits import Limits
+from tests.oracles.http2.budget import PARTS
 
 
 def test_announced_frames_fit_the_windows() -> None:

@@ -1,4 +1,4 @@
-"""The compiled session against the plain one: equal events, bytes and memory for any input."""
+"""The session against its oracle in Python: equal events, bytes and memory for any input."""
 
 import sys
 from collections.abc import Sequence
@@ -11,17 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.http2 import session
+from extproc._core import Budget, Decoder
 from extproc.http2.call_events import FAILED, MESSAGE
-from extproc.http2.frames import PREFACE, FrameType, frame, settings, window_update
-from extproc.http2.grpc_messages import LONG_BYTES, LongMessage, framed
-from extproc.http2.header_blocks import encode
 from extproc.http2.leftovers import FAULTY, KEPT_BACK, MORE, OVER
-from extproc.http2.limits import MIB, Limits
-from extproc.http2.plain_session import PlainSessions
-from extproc.http2.reading import MessageDecoder, Reading
-from extproc.http2.session import IS_COMPILED, Session, Sessions, make_sessions
-from extproc.serving.proxy_message import ProxyDecoder
+from extproc.http2.limits import Limits
+from extproc.http2.messages import LONG_BYTES, LongMessage
+from extproc.http2.reading import Reading
+from extproc.http2.session import Sessions
+from extproc.serving.proxy_decoder import ProxyDecoder
+from tests.extproc.http2.pair import KINDS, Pair
 from tests.extproc.http2.peer import (
     END_HEADERS,
     END_STREAM,
@@ -31,12 +29,12 @@ from tests.extproc.http2.peer import (
     block_of,
 )
 from tests.extproc.messages import body, head
-from tests.without_core import without_core
+from tests.oracles.http2.budget import Budget as PlainBudget
+from tests.oracles.http2.frames import PREFACE, FrameType, frame, settings, window_update
+from tests.oracles.http2.grpc_messages import framed
+from tests.oracles.http2.header_blocks import encode
+from tests.oracles.http2.plain_session import PlainSessions
 
-pytestmark = pytest.mark.skipif(not IS_COMPILED, reason="no C compiler at installation")
-
-# The messages of most calls are read, but what is no message of a proxy stays bytes.
-READING = ProxyDecoder(("x-user",)).reading(b"/service/method")
 SMALL = Limits(
     max_streams=3,
     max_header_block_bytes=400,
@@ -54,47 +52,6 @@ SMALL = Limits(
 )
 MAX_MESSAGE = 300
 STREAMS = (1, 3, 5, 7, 9)
-
-
-class Pair:
-    """A compiled and a plain session that get the same, and must do the same."""
-
-    def __init__(self, limits: Limits, max_message: int, max_bytes: int) -> None:
-        kinds = (True, False)
-        self.sessions: list[Sessions] = [
-            make_sessions(limits, max_message, max_bytes, READING, compiled=one) for one in kinds
-        ]
-        self.both: list[Session] = [one.open() for one in self.sessions]
-        self.events: list[tuple[int, int, object]] = []
-        self.compare()
-
-    def compare(self) -> bytes:
-        """Asserts that both are in the same state; returns what they send."""
-        (one, other), budgets = self.both, [each.budget.used_bytes for each in self.sessions]
-        assert (one.is_due, one.has_unsent) == (other.is_due, other.has_unsent)
-        written: tuple[list[bytes], list[bytes]] = ([], [])
-        assert one.send(written[0].append) == other.send(written[1].append)
-        assert written[0] == written[1]
-        assert len(b"".join(written[0])) <= MIB
-        assert len(written[0]) <= 4
-        rest = one.data_to_send()
-        assert rest == other.data_to_send()
-        assert one.fault == other.fault
-        assert (one.is_over, one.stream_count) == (other.is_over, other.stream_count)
-        assert budgets[0] == budgets[1]
-        return b"".join(written[0]) + rest
-
-    def do(self, name: str, *arguments: object) -> object:
-        """Calls the same method of both."""
-        one, other = (getattr(each, name)(*arguments) for each in self.both)
-        assert one == other
-        return one
-
-    def receive(self, data: bytes) -> None:
-        events = self.do("receive", data)
-        assert isinstance(events, list)
-        self.events += events
-        self.compare()
 
 
 PATHS = ((b":path", b"/a"), (b":path", b"/" + b"b" * 40))
@@ -230,7 +187,7 @@ ACTIONS = st.one_of(
     st.sampled_from((0, 20_000, 2**30)),
     st.booleans(),
 )
-def test_compiled_session_does_what_the_plain_one_does(
+def test_session_does_what_its_oracle_does(
     actions: Sequence[tuple[object, ...]], sizes: list[int], max_bytes: int, greets: bool
 ) -> None:
     pair = Pair(SMALL, MAX_MESSAGE, max_bytes)
@@ -265,10 +222,10 @@ def test_calls_take_more_of_the_budget_from_their_first_message_on(most: int) ->
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 400)), max_size=60))
-def test_compiled_budget_is_shared_as_the_plain_one_is(
+def test_budget_is_shared_as_its_oracle_is(
     actions: list[tuple[int, bool, int]],
 ) -> None:
-    wholes = [make_sessions(SMALL, 1, 1000, compiled=one).budget for one in (True, False)]
+    wholes: list[Budget | PlainBudget] = [Budget(1000), PlainBudget(1000)]
     shares = [[whole.share() for _ in range(3)] for whole in wholes]
     for number, takes, size in actions:
         told = []
@@ -591,9 +548,9 @@ def _resident_pages() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1])
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_send_writes_a_mebibyte_at_a_time(*, compiled: bool) -> None:
-    one, written = make_sessions(Limits(), 100, 2**30, compiled=compiled).open(), list[bytes]()
+@pytest.mark.parametrize("kind", KINDS)
+def test_send_writes_a_mebibyte_at_a_time(kind: type[Sessions | PlainSessions]) -> None:
+    one, written = kind(Limits(), 100, 2**30).open(), list[bytes]()
     greeting = PREFACE + settings({4: 2**24}) + window_update(0, 2**24)
     one.receive(greeting + frame(FrameType.HEADERS, END_HEADERS, 1, block_of()))
     one.answer(1, bytes(3 * 2**20))
@@ -616,9 +573,11 @@ def test_sessions_hold_back_alike_what_a_shrunken_window_no_longer_allows() -> N
     assert pair.both[0].queued(1) == 16_005 + 60_005 - 65_535
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_send_writes_what_is_due_and_returns_what_is_left(*, compiled: bool) -> None:
-    one, written = make_sessions(Limits(), 100, 2**30, compiled=compiled).open(), list[bytes]()
+@pytest.mark.parametrize("kind", KINDS)
+def test_send_writes_what_is_due_and_returns_what_is_left(
+    kind: type[Sessions | PlainSessions],
+) -> None:
+    one, written = kind(Limits(), 100, 2**30).open(), list[bytes]()
     assert (one.send(written.append), len(written)) == (0, 1)
     one.receive(PREFACE + settings({}) + frame(FrameType.HEADERS, END_HEADERS, 1, block_of()))
     one.receive(frame(FrameType.DATA, END_STREAM, 1))
@@ -632,9 +591,9 @@ def test_send_writes_what_is_due_and_returns_what_is_left(*, compiled: bool) -> 
     assert (one.send(written.append), len(written)) == (OVER | FAULTY, 4)
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_send_passes_on_an_error_of_its_writer(*, compiled: bool) -> None:
-    one = make_sessions(Limits(), 100, 2**30, compiled=compiled).open()
+@pytest.mark.parametrize("kind", KINDS)
+def test_send_passes_on_an_error_of_its_writer(kind: type[Sessions | PlainSessions]) -> None:
+    one = kind(Limits(), 100, 2**30).open()
 
     def fail(_: bytes) -> None:
         raise OSError("closed")
@@ -679,12 +638,6 @@ def test_heads_of_one_read_keep_their_own_texts(heads: Sequence[Heads]) -> None:
 
 
 def test_session_wants_a_compiled_decoder() -> None:
-    wrong = Reading(b"/", cast("MessageDecoder", "none"))
+    wrong = Reading(b"/", cast("Decoder", "none"))
     with pytest.raises(TypeError, match="compiled decoder"):
-        make_sessions(Limits(), 1, 1, wrong, compiled=True).open()
-
-
-def test_session_is_plain_where_none_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = without_core(session, "extproc._core", monkeypatch)
-    assert not plain.IS_COMPILED
-    assert isinstance(plain.make_sessions(SMALL, 1, 1), PlainSessions)
+        Sessions(Limits(), 1, 1, wrong).open()

@@ -25,14 +25,11 @@ from tests.extproc.serving.running import listen_at
 from tests.ports import free_port
 from tests.waiting import until
 
-both = pytest.mark.parametrize("kind", ["grpcio", "lean"])
 
-
-@both
 @pytest.mark.slow
-async def test_open_streams_end_before_the_router(kind: str, tmp_path: Path) -> None:
+async def test_open_streams_end_before_the_router(tmp_path: Path) -> None:
     listen = listen_at("tcp", tmp_path)
-    async with router(tmp_path, listen, server=kind, drain_ms=60_000) as one:
+    async with router(tmp_path, listen, drain_ms=60_000) as one:
         call = await one.placed()
         one.process.send_signal(signal.SIGTERM)
         await until(lambda: one.answers(503), "it says that it is not ready")
@@ -49,20 +46,18 @@ async def test_open_streams_end_before_the_router(kind: str, tmp_path: Path) -> 
         assert await asyncio.wait_for(one.process.wait(), 30) == 0
 
 
-@both
 @pytest.mark.slow
-async def test_drain_ms_bounds_the_wait_for_open_streams(kind: str, tmp_path: Path) -> None:
-    async with router(tmp_path, listen_at("tcp", tmp_path), server=kind, drain_ms=500) as one:
+async def test_drain_ms_bounds_the_wait_for_open_streams(tmp_path: Path) -> None:
+    async with router(tmp_path, listen_at("tcp", tmp_path), drain_ms=500) as one:
         call = await one.placed()
         one.process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(one.process.wait(), 30) == 0
         assert await call.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
-@both
 @pytest.mark.slow
-async def test_router_without_open_streams_stops_at_once(kind: str, tmp_path: Path) -> None:
-    async with router(tmp_path, listen_at("tcp", tmp_path), server=kind, drain_ms=60_000) as one:
+async def test_router_without_open_streams_stops_at_once(tmp_path: Path) -> None:
+    async with router(tmp_path, listen_at("tcp", tmp_path), drain_ms=60_000) as one:
         call = await one.placed()
         await call.done_writing()
         await call.code()
@@ -70,13 +65,12 @@ async def test_router_without_open_streams_stops_at_once(kind: str, tmp_path: Pa
         assert await asyncio.wait_for(one.process.wait(), 30) == 0
 
 
-@both
 @pytest.mark.slow
 async def test_leaving_router_is_unready_first_and_accepts_streams_for_a_while(
-    kind: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     listen = listen_at("tcp", tmp_path)
-    async with router(tmp_path, listen, server=kind, leave_ms=10_000, drain_ms=60_000) as one:
+    async with router(tmp_path, listen, leave_ms=10_000, drain_ms=60_000) as one:
         one.process.send_signal(signal.SIGTERM)
         await until(lambda: one.answers(503), "it says that it is not ready")
         health = one.channel.unary_unary("/grpc.health.v1.Health/Check")
@@ -87,10 +81,9 @@ async def test_leaving_router_is_unready_first_and_accepts_streams_for_a_while(
         assert await asyncio.wait_for(one.process.wait(), 30) == 0
 
 
-@both
 @pytest.mark.slow
-async def test_second_signal_ends_the_router_at_once(kind: str, tmp_path: Path) -> None:
-    async with router(tmp_path, listen_at("tcp", tmp_path), server=kind, drain_ms=100_000) as one:
+async def test_second_signal_ends_the_router_at_once(tmp_path: Path) -> None:
+    async with router(tmp_path, listen_at("tcp", tmp_path), drain_ms=100_000) as one:
         await one.placed()
         one.process.send_signal(signal.SIGTERM)
         await until(lambda: one.answers(503), "it is stopping")
@@ -111,14 +104,13 @@ async def test_second_signal_ends_the_first_process_of_a_container(tmp_path: Pat
         assert await asyncio.wait_for(one.process.wait(), 30) == 128 + signal.SIGTERM
 
 
-@both
 @pytest.mark.parametrize("mode", ["0600", "0666"])
 @pytest.mark.slow
 async def test_socket_has_its_rights_and_is_removed_with_the_router(
-    kind: str, mode: str, tmp_path: Path
+    mode: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "socket"
-    async with router(tmp_path, f"unix:{path}", server=kind, socket_mode=mode) as one:
+    async with router(tmp_path, f"unix:{path}", socket_mode=mode) as one:
         assert stat.S_IMODE(path.stat().st_mode) == int(mode, 8)
         call = await one.placed()
         await call.done_writing()

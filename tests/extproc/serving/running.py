@@ -8,11 +8,9 @@ import grpc
 from extproc.config.reader import parse
 from extproc.config.schema import Config
 from extproc.fleet.workers import Workers
-from extproc.http2.session import IS_COMPILED
 from extproc.observing.metrics import Metrics
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
-from extproc.running.app import server_for
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Exchange, Service
 from extproc.serving.lean_server import LeanServer
@@ -47,20 +45,17 @@ class Opening(Service):
 
 
 class Running:
-    """One server of this kind, and what is behind it."""
+    """One server, and what is behind it."""
 
     def __init__(
         self,
         listen: str,
-        kind: str = "grpcio",
         options: str = "",
         credentials: grpc.ChannelCredentials | None = None,
-        bounds: ServerBounds | None = None,
-        *,
-        compiled: bool = IS_COMPILED,
+        bounds: ServerBounds = USUAL,
     ) -> None:
         served = f"models: [{{name: m}}]\nworkers: [{{endpoint: '{WORKER}'}}]"
-        text = f"extproc: {{listen: '{listen}', server: {kind}{options}}}\n{served}"
+        text = f"extproc: {{listen: '{listen}'{options}}}\n{served}"
         config = parse(text, "c")
         workers = Workers(config, FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
         self.listen = listen
@@ -70,15 +65,9 @@ class Running:
         self.service = Opening(config, self.router, self.metrics)
         tls = config.extproc.tls
         self.certificates = None if tls is None else Certificates(tls)
-        self.server = server_for(self.service, lambda: self.ready, self.certificates)
-        if bounds is not None or compiled is not IS_COMPILED:
-            self.server = LeanServer(
-                self.service,
-                lambda: self.ready,
-                certificates=self.certificates,
-                bounds=bounds or USUAL,
-                compiled=compiled,
-            )
+        self.server = LeanServer(
+            self.service, lambda: self.ready, certificates=self.certificates, bounds=bounds
+        )
         self.channel = self.connect(credentials)
 
     def connect(self, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:

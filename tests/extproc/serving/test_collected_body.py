@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.http2.limits import Budget
+from extproc._core import Budget
 from extproc.serving.stream import SMALL_BYTES, SMALL_PIECES, CollectedBody
 from extproc.serving.stream_answers import MAX_ECHO_BYTES
 

@@ -17,7 +17,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
 )
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from extproc.serving.exchange import Exchange, Service
-from extproc.serving.grpc_server import GrpcServer
+from extproc.serving.lean_server import LeanServer
 from tests.extproc.messages import answers_of, body, head, read, response_head
 from tests.extproc.serving.gateway_parsers import GATEWAYS, istio
 from tests.extproc.serving.routers import FIRST, SECOND, service
@@ -185,7 +185,7 @@ async def test_health_service_covers_liveness_readiness_and_the_picker() -> None
     listen = f"127.0.0.1:{free_port()}"
     made = service(f"extproc: {{listen: '{listen}'}}")
     ready = True
-    server = GrpcServer(made, lambda: ready)
+    server = LeanServer(made, lambda: ready)
     await server.start()
     async with grpc.aio.insecure_channel(listen) as channel:
         check = channel.unary_unary(

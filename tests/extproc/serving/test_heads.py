@@ -5,7 +5,7 @@ from extproc.config.sections import SESSION_HEADERS
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
 from extproc.requests.request import Head
 from extproc.serving.naming_headers import NamingHeaders
-from extproc.serving.request_head import head_of
+from extproc.serving.proxy_decoder import head_of
 from extproc.serving.stream import ResponseHead, response_head_of
 from tests.extproc.messages import head, read, response_head
 

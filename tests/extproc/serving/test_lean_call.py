@@ -14,20 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.base.errors import ProtocolError
-from extproc.http2.frames import PREFACE, FrameType, settings, window_update
-from extproc.http2.grpc_messages import LONG_BYTES, MessageParts, framed
 from extproc.http2.limits import MIB, Limits
-from extproc.http2.session import make_sessions
+from extproc.http2.messages import LONG_BYTES, MessageParts
+from extproc.http2.session import Sessions
 from extproc.pb.kvsteer_ext_proc_pb2 import HttpBody, ProcessingRequest
 from extproc.serving import lean_call
 from extproc.serving.exchange import Service
 from extproc.serving.lean_call import ExtProcCall
 from extproc.serving.lean_server import Host, LeanConnection
 from extproc.serving.peers import Peers
-from extproc.serving.proxy_message import ProxyDecoder, ProxyMessage
+from extproc.serving.proxy_decoder import ProxyDecoder
+from extproc.serving.proxy_message import ProxyMessage
 from extproc.serving.server_bounds import USUAL
 from tests.extproc.http2.peer import END_STREAM, Sent, data, frames_of, headers, rst
 from tests.extproc.serving.asking import Asking
+from tests.oracles.http2.frames import PREFACE, FrameType, settings, window_update
+from tests.oracles.http2.grpc_messages import framed
 from tests.waiting import until
 
 KINDS = ("echo", "twice", "silent", "wait", "wrong")
@@ -116,7 +118,7 @@ class Play(logging.Handler):
         self.requests: list[Request] = []
         self.written = Written()
         limits = Limits(stall_ticks=2, preface_ticks=2)
-        sessions = make_sessions(limits, MIB, 64 * MIB)
+        sessions = Sessions(limits, MIB, 64 * MIB)
         self.budget = sessions.budget
         peers = Peers[LeanConnection](self.budget)
         self.connection = LeanConnection(

@@ -9,11 +9,10 @@ from typing import Any, cast
 import pytest
 from prometheus_client import generate_latest
 
+from extproc._core import Session
 from extproc.base.errors import ProtocolError
-from extproc.http2.frames import PREFACE, ErrorCode, FrameType, ping, settings, window_update
-from extproc.http2.grpc_messages import NOT_GRPC, framed
+from extproc.http2.codes import ErrorCode
 from extproc.http2.limits import Limits
-from extproc.http2.session import Session
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingRequest, ProcessingResponse
 from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
 from extproc.running import event_loop
@@ -34,6 +33,8 @@ from tests.extproc.http2.peer import (
 from tests.extproc.messages import body, head
 from tests.extproc.serving.asking import Asking
 from tests.extproc.serving.running import PROCESS, PROMPT, Running
+from tests.oracles.http2.frames import PREFACE, FrameType, ping, settings, window_update
+from tests.oracles.http2.grpc_messages import NOT_GRPC, framed
 from tests.ports import free_port
 from tests.waiting import until
 
@@ -105,7 +106,7 @@ def bounded(**bounds: float) -> pytest.MarkDecorator:
 
 @pytest.fixture
 async def running(tmp_path: Path, bounds: ServerBounds) -> AsyncIterator[Running]:
-    one = Running(f"unix:{tmp_path}/socket", "lean")
+    one = Running(f"unix:{tmp_path}/socket")
     one.server = LeanServer(one.service, lambda: one.ready, LIMITS, bounds=bounds)
     await one.server.start()
     yield one
@@ -127,7 +128,6 @@ async def connect(running: Running) -> AsyncIterator[Connect]:
 
 
 def server_of(running: Running) -> LeanServer:
-    assert isinstance(running.server, LeanServer)
     return running.server
 
 
@@ -486,7 +486,7 @@ async def test_traceparent_of_a_stream_is_passed_on_where_traces_are_enabled(
 
 def test_lean_server_runs_on_the_event_loop_of_the_router() -> None:
     async def ask() -> int:
-        one = Running(f"127.0.0.1:{free_port()}", "lean")
+        one = Running(f"127.0.0.1:{free_port()}")
         await one.server.start()
         answer = await one.health("liveness")
         call = one.process()
@@ -510,7 +510,7 @@ async def test_metrics_count_connections_and_faults(running: Running, connect: C
 
 
 async def test_vanished_peer_is_detected() -> None:
-    one = Running(f"127.0.0.1:{free_port()}", "lean")
+    one = Running(f"127.0.0.1:{free_port()}")
     await one.server.start()
     host, port = one.listen.split(":")
     _, writer = await asyncio.open_connection(host, int(port))

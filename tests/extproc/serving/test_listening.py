@@ -9,23 +9,20 @@ import pytest
 
 from extproc.base.errors import StartError
 from extproc.config.schema import ExtProc
-from extproc.serving.listening import bound_socket, try_address
+from extproc.serving.listening import bound_socket
 from tests.extproc.serving.running import Running
-from tests.ports import free_port
 
 
-@pytest.mark.parametrize("kind", ["grpcio", "lean"])
-async def test_start_error_names_a_taken_port(kind: str) -> None:
+async def test_start_error_names_a_taken_port() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        one = Running(f"127.0.0.1:{taken.getsockname()[1]}", kind)
+        one = Running(f"127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(StartError, match=r"extproc\.listen: .*: Address already in use"):
             await one.server.start()
         await one.stop()
 
 
-@pytest.mark.parametrize("kind", ["grpcio", "lean"])
 @pytest.mark.parametrize(
     ("listen", "why"),
     [
@@ -33,30 +30,21 @@ async def test_start_error_names_a_taken_port(kind: str) -> None:
         ("192.0.2.1:9002", "Cannot assign requested address"),
     ],
 )
-async def test_start_error_names_the_address_and_fault(kind: str, listen: str, why: str) -> None:
-    one = Running(listen, kind)
+async def test_start_error_names_the_address_and_fault(listen: str, why: str) -> None:
+    one = Running(listen)
     with pytest.raises(StartError) as caught:
         await one.server.start()
     assert str(caught.value) == f"extproc.listen: cannot listen on {listen}: {why}"
     await one.stop()
 
 
-def test_try_address_leaves_no_socket_behind(tmp_path: Path) -> None:
-    for listen in (f"unix:{tmp_path}/socket", f"127.0.0.1:{free_port()}"):
-        options = ExtProc(listen=listen)
-        try_address(options)
-        try_address(options)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("kind", ["grpcio", "lean"])
-async def test_bound_socket_replaces_a_dead_socket_only(tmp_path: Path, kind: str) -> None:
+async def test_bound_socket_replaces_a_dead_socket_only(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(str(path))
-    one = Running(f"unix:{path}", kind)
+    one = Running(f"unix:{path}")
     await one.server.start()
-    another = Running(f"unix:{path}", kind)
+    another = Running(f"unix:{path}")
     with pytest.raises(StartError, match="another server listens"):
         await another.server.start()
     await another.stop()
@@ -64,7 +52,7 @@ async def test_bound_socket_replaces_a_dead_socket_only(tmp_path: Path, kind: st
     await one.stop()
     file = tmp_path / "file"
     file.write_text("precious")
-    third = Running(f"unix:{file}", kind)
+    third = Running(f"unix:{file}")
     with pytest.raises(StartError, match="is not a socket"):
         await third.server.start()
     await third.stop()

@@ -8,10 +8,11 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.http2.grpc_messages import LONG_BYTES, MessageParts
+from extproc.http2.messages import MessageParts
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
-from extproc.serving.long_message import decoded, joined, without_body
-from extproc.serving.proxy_message import ProxyDecoder, ProxyMessage
+from extproc.serving.long_message import joined, without_body
+from extproc.serving.proxy_decoder import ProxyDecoder, by_protobuf
+from extproc.serving.proxy_message import ProxyMessage
 from tests.extproc.messages import body, head
 
 ANOTHER = body(b"another").SerializeToString()
@@ -22,7 +23,7 @@ CUTS = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 
 def told(message: bytes) -> ProxyMessage:
     """What protobuf reads of a message."""
-    return ProxyDecoder((":path",), compiled=False).decode(message)
+    return by_protobuf(message, frozenset((":path",)), frozenset())
 
 
 def in_parts(message: bytes, cuts: list[int]) -> list[bytes]:
@@ -62,23 +63,6 @@ async def test_joined_refuses_what_the_decoder_refuses(message: bytes, cuts: lis
                 await joined(MessageParts(in_parts(message, cuts)), DECODER, thread)
             return
         assert await joined(MessageParts(in_parts(message, cuts)), DECODER, thread) == expected
-
-
-@pytest.mark.parametrize("length", [LONG_BYTES - 100, LONG_BYTES])
-@given(
-    st.booleans(), st.sampled_from([b"", body(b"another").SerializeToString(), PATH, b"\x9a\x05\0"])
-)
-async def test_decoded_returns_what_the_decoder_reads(
-    length: int, is_last: bool, more: bytes
-) -> None:
-    message = body(bytes(length), end_of_stream=is_last).SerializeToString() + more
-    with ThreadPoolExecutor(1) as thread:
-        assert await decoded(message, DECODER, thread) == told(message)
-
-
-async def test_decoded_refuses_a_long_message_that_is_malformed() -> None:
-    with ThreadPoolExecutor(1) as thread, pytest.raises(DecodeError):
-        await decoded(b"\xff" * LONG_BYTES, DECODER, thread)
 
 
 def test_without_body_leaves_little_to_decode() -> None:

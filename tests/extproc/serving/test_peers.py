@@ -1,6 +1,6 @@
 """What peers may take of what all share, and who has more connections than all others together."""
 
-from extproc.http2.limits import Budget
+from extproc._core import Budget
 from extproc.serving.peers import Peers
 
 

@@ -1,5 +1,6 @@
 """The compiled decoder of messages against protobuf, to which it may leave any of them."""
 
+from collections.abc import Callable, Iterable
 from random import Random
 
 import pytest
@@ -16,24 +17,26 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingRequest,
 )
 from extproc.requests.request import Head
-from extproc.serving import proxy_message
 from extproc.serving.naming_headers import NamingHeaders
-from extproc.serving.proxy_message import NO_KIND, ProxyDecoder, ProxyMessage
-from extproc.serving.request_head import head_of
+from extproc.serving.proxy_decoder import ProxyDecoder, by_protobuf, head_of
+from extproc.serving.proxy_message import NO_KIND, ProxyMessage
 from tests.extproc.messages import body, head, response_head, trailers
-from tests.without_core import without_core
-
-compiled = pytest.mark.skipif(not proxy_message.IS_COMPILED, reason="no C compiler at installation")
 
 NAMES = (":path", ":status", "x-user", "content-length")
 EVERY = ("x-user", "x-other", "x-none")
-PLAIN = ProxyDecoder(NAMES, EVERY, compiled=False)
 
 
-def answer_of(decoder: ProxyDecoder, message: bytes) -> ProxyMessage | None:
-    """What a decoder makes of a message; None if it refuses it. Contexts are compared parsed."""
+def plain(
+    message: bytes, names: Iterable[str] = NAMES, every: Iterable[str] = EVERY
+) -> ProxyMessage:
+    """What protobuf makes of a message."""
+    return by_protobuf(message, frozenset(names), frozenset(every))
+
+
+def answer_of(decode: Callable[[bytes], ProxyMessage], message: bytes) -> ProxyMessage | None:
+    """What is made of a message; None if it is refused. Contexts are compared parsed."""
     try:
-        read = decoder.decode(message)
+        read = decode(message)
     except DecodeError:
         return None
     if read.context is not None:
@@ -92,16 +95,15 @@ def damaged(rng: Random, message: bytes) -> bytes:
     return bytes(changed)
 
 
-@compiled
 @pytest.mark.parametrize("message", MESSAGES, ids=range(len(MESSAGES)))
 @given(st.integers(0, 2**32))
 def test_decoders_agree_on_whatever_comes(message: ProcessingRequest, seed: int) -> None:
-    rng, decoder = Random(seed), ProxyDecoder(NAMES, EVERY)
+    rng, decode = Random(seed), ProxyDecoder(NAMES, EVERY).decode
     sent = message.SerializeToString()
-    assert answer_of(decoder, sent) == answer_of(PLAIN, sent) is not None
+    assert answer_of(decode, sent) == answer_of(plain, sent) is not None
     for _ in range(20):
         sent = damaged(rng, message.SerializeToString())
-        assert answer_of(decoder, sent) == answer_of(PLAIN, sent)
+        assert answer_of(decode, sent) == answer_of(plain, sent)
 
 
 HEAD_NAMES = (
@@ -123,7 +125,6 @@ VALUES = st.one_of(
 )
 
 
-@compiled
 @given(
     st.lists(
         st.tuples(st.sampled_from((*HEAD_NAMES, *NAMING.all, "other", ":path")), VALUES),
@@ -144,13 +145,12 @@ def test_decoder_makes_the_head_that_is_made_of_all_headers(
     message = ProcessingRequest(request_headers=HttpHeaders(headers=HeaderMap(headers=values)))
     sent, names = message.SerializeToString(), (*HEAD_NAMES, *NAMING.all)
     made = ProxyDecoder(names, (), NAMING, policy).decode(sent)
-    plain = ProxyDecoder(names, compiled=False).decode(sent)
-    expected = head_of(plain, policy, NAMING)
+    of_all = plain(sent, names, ())
+    expected = head_of(of_all, policy, NAMING)
     assert (made.head or head_of(made, policy, NAMING)) == expected
-    assert made.headers == ({} if made.head else plain.headers)
+    assert made.headers == ({} if made.head else of_all.headers)
 
 
-@compiled
 def test_decoder_makes_the_head_of_what_envoy_sends() -> None:
     decoder = ProxyDecoder((*HEAD_NAMES, *NAMING.all), (), NAMING, "x-policy")
     sent = head("/v1/a", headers={"content-length": "12", "x-second": "s", "x-policy": "cost"})
@@ -161,33 +161,27 @@ def test_decoder_makes_the_head_of_what_envoy_sends() -> None:
     assert ProxyDecoder([*map(str, range(65))], (), NAMING).decode(b"").head is None
 
 
-@compiled
 def test_reading_leaves_to_protobuf_what_it_is_not_sure_of() -> None:
     reading = ProxyDecoder(NAMES).reading(b"/path")
-    assert reading is not None
     sent = body(b"{}").SerializeToString()
     assert reading.decoder.read(sent) == ProxyDecoder(NAMES).decode(sent)
     assert reading.decoder.read(with_context(head()).SerializeToString()) is None
     assert reading.decoder.read(b"\xff") is None
-    assert ProxyDecoder(NAMES, compiled=False).reading(b"/path") is None
 
 
-@compiled
 @given(st.binary(max_size=60))
 def test_decoders_agree_on_any_bytes(sent: bytes) -> None:
-    assert answer_of(ProxyDecoder(NAMES, EVERY), sent) == answer_of(PLAIN, sent)
+    assert answer_of(ProxyDecoder(NAMES, EVERY).decode, sent) == answer_of(plain, sent)
 
 
 def test_decoder_reads_only_the_headers_that_it_is_asked_for() -> None:
     read = ProxyDecoder((":path",)).decode(head("/v1", headers={"x": "y"}).SerializeToString())
     assert read.headers == {":path": "/v1"}
     assert ProxyDecoder(()).decode(b"").kind == NO_KIND
-    plain = ProxyDecoder((":path",), compiled=False).decode(head("/v1").SerializeToString())
-    assert plain.headers == {":path": "/v1"}
+    assert plain(head("/v1").SerializeToString()).headers == {":path": "/v1"}
 
 
-@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=compiled)])
-def test_decoder_reads_every_value_of_the_header_that_is_asked_for_so(*, is_compiled: bool) -> None:
+def test_decoder_reads_every_value_of_the_header_that_is_asked_for_so() -> None:
     headers = HeaderMap(
         headers=[
             HeaderValue(key="x-tenant", raw_value=b"a" * 2000),
@@ -197,13 +191,7 @@ def test_decoder_reads_every_value_of_the_header_that_is_asked_for_so(*, is_comp
         ]
     )
     message = ProcessingRequest(request_headers=HttpHeaders(headers=headers))
-    asked = ProxyDecoder((), ["x-tenant"], compiled=is_compiled)
-    read = asked.decode(message.SerializeToString())
-    assert read.values == {"x-tenant": [b"a" * 2000, b"b"]}
+    sent = message.SerializeToString()
+    for read in (ProxyDecoder((), ["x-tenant"]).decode(sent), plain(sent, (), ["x-tenant"])):
+        assert read.values == {"x-tenant": [b"a" * 2000, b"b"]}
     assert ProxyDecoder((), ["x-none"]).decode(message.SerializeToString()).values == {}
-
-
-def test_decoder_is_plain_where_none_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = without_core(proxy_message, "extproc._core", monkeypatch)
-    assert not plain.IS_COMPILED
-    assert plain.ProxyDecoder(()).decode(b"").kind == NO_KIND

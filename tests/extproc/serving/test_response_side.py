@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.http2.limits import Budget
+from extproc._core import Budget
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     HttpBody,
     HttpTrailers,

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 from google.protobuf.json_format import MessageToDict
 
+from extproc._core import Budget
 from extproc.base.errors import ProtocolError
-from extproc.http2.limits import Budget
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     HttpBody,
     HttpHeaders,

@@ -6,12 +6,13 @@ from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.http2.grpc_messages import LongMessage, joined
+from extproc.http2.messages import LongMessage
 from extproc.pb.kvsteer_ext_proc_pb2 import HeaderValueOption, ProcessingMode, ProcessingResponse
 from extproc.requests.added_fields import LONG_BYTES, Extended
 from extproc.serving import stream_answers as say
 from extproc.serving.refusals import Refusal
 from extproc.serving.stream_answers import MAX_ECHO_BYTES, Phrases, Placement
+from tests.oracles.http2.grpc_messages import joined
 
 PICK = Placement("10.0.0.1:1,10.0.0.2:1", "tiny")
 LENGTHS = st.integers(0, 3) | st.integers(MAX_ECHO_BYTES - 2, 2 * MAX_ECHO_BYTES + 2)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc._core import Budget
 from extproc.base.errors import ProtocolError
-from extproc.http2.limits import Budget
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     HttpBody,
     HttpTrailers,

@@ -1,4 +1,4 @@
-"""TLS on both servers, as a gRPC client sees it."""
+"""TLS, as a gRPC client sees it."""
 
 import asyncio
 import contextlib
@@ -13,15 +13,12 @@ import pytest
 
 from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
 from extproc.running import event_loop
-from extproc.serving.lean_server import LeanServer
-from extproc.serving.server_bounds import ServerBounds
+from extproc.serving.server_bounds import USUAL, ServerBounds
 from tests.extproc.messages import body, head
 from tests.extproc.serving.identities import NAME, Identities
 from tests.extproc.serving.running import PROMPT, Running, listen_at
 from tests.waiting import until
 
-KINDS = ["grpcio", "lean"]
-both = pytest.mark.parametrize("kind", KINDS)
 SERVING = HealthCheckResponse.SERVING
 
 
@@ -32,16 +29,15 @@ def identities(tmp_path: Path) -> Identities:
 
 @contextlib.asynccontextmanager
 async def running(
-    kind: str,
     identities: Identities,
     tmp_path: Path,
     *,
     is_mutual: bool = False,
-    bounds: ServerBounds | None = None,
+    bounds: ServerBounds = USUAL,
 ) -> AsyncIterator[Running]:
     options = identities.options(is_mutual=is_mutual)
     credentials = identities.client() if is_mutual else identities.anybody()
-    one = Running(listen_at("tcp", tmp_path), kind, options, credentials, bounds)
+    one = Running(listen_at("tcp", tmp_path), options, credentials, bounds)
     await one.server.start()
     try:
         yield one
@@ -75,12 +71,11 @@ async def placed(one: Running) -> grpc.aio.StreamStreamCall:
     return call
 
 
-@both
 @pytest.mark.parametrize("is_mutual", [False, True], ids=["tls", "mtls"])
 async def test_request_is_placed_over_tls(
-    kind: str, *, is_mutual: bool, identities: Identities, tmp_path: Path
+    *, is_mutual: bool, identities: Identities, tmp_path: Path
 ) -> None:
-    async with running(kind, identities, tmp_path, is_mutual=is_mutual) as one:
+    async with running(identities, tmp_path, is_mutual=is_mutual) as one:
         call = await placed(one)
         assert one.in_flight == 1
         await call.done_writing()
@@ -88,11 +83,8 @@ async def test_request_is_placed_over_tls(
         assert await one.health("readiness") == SERVING
 
 
-@both
-async def test_large_body_is_placed_over_tls(
-    kind: str, identities: Identities, tmp_path: Path
-) -> None:
-    async with running(kind, identities, tmp_path) as one:
+async def test_large_body_is_placed_over_tls(identities: Identities, tmp_path: Path) -> None:
+    async with running(identities, tmp_path) as one:
         call = one.process()
         await call.write(head("/v1/completions"))
         await call.read()
@@ -108,15 +100,14 @@ async def refused(one: Running, credentials: grpc.ChannelCredentials | None) -> 
     await channel.close()
 
 
-@both
 async def test_client_without_a_valid_certificate_is_refused(
-    kind: str, identities: Identities, tmp_path: Path
+    identities: Identities, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
     other = Identities(tmp_path / "other")
     certificate, key = other.issue("envoy.test")
     stranger = grpc.ssl_channel_credentials(identities.ca_pem, key, certificate)
-    async with running(kind, identities, tmp_path, is_mutual=True) as one:
+    async with running(identities, tmp_path, is_mutual=True) as one:
         await refused(one, identities.anybody())
         await refused(one, stranger)
         await refused(one, None)
@@ -129,9 +120,8 @@ async def test_failed_handshakes_are_all_counted_and_seldom_logged(
     (tmp_path / "other").mkdir()
     certificate, key = Identities(tmp_path / "other").issue("envoy.test")
     stranger = grpc.ssl_channel_credentials(identities.ca_pem, key, certificate)
-    async with running("lean", identities, tmp_path, is_mutual=True) as one:
+    async with running(identities, tmp_path, is_mutual=True) as one:
         assert one.certificates is not None
-        assert isinstance(one.server, LeanServer)
         await refused(one, identities.anybody())
         assert "handshake failed: PEER_DID_NOT_RETURN_A_CERTIFICATE (1 so far)" in caplog.text
         await refused(one, stranger)
@@ -144,17 +134,15 @@ async def test_failed_handshakes_are_all_counted_and_seldom_logged(
     assert len(told) == count.bit_length()
 
 
-@both
-async def test_plain_text_gets_no_answer(kind: str, identities: Identities, tmp_path: Path) -> None:
-    async with running(kind, identities, tmp_path) as one:
+async def test_plain_text_gets_no_answer(identities: Identities, tmp_path: Path) -> None:
+    async with running(identities, tmp_path) as one:
         await refused(one, None)
         assert await one.health("liveness") == SERVING
 
 
-@both
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
-async def test_tls_below_1_2_is_refused(kind: str, identities: Identities, tmp_path: Path) -> None:
-    async with running(kind, identities, tmp_path) as one:
+async def test_tls_below_1_2_is_refused(identities: Identities, tmp_path: Path) -> None:
+    async with running(identities, tmp_path) as one:
         host, port = one.listen.split(":")
         for most, speaks in ((ssl.TLSVersion.TLSv1_1, False), (ssl.TLSVersion.TLSv1_2, True)):
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -173,12 +161,11 @@ async def test_tls_below_1_2_is_refused(kind: str, identities: Identities, tmp_p
             assert "NO_PROTOCOLS_AVAILABLE" not in str(caught.value)  # refused by the server
 
 
-@both
 @pytest.mark.parametrize("is_mutual", [False, True], ids=["tls", "mtls"])
 async def test_renewed_files_serve_new_connections_while_old_streams_continue(
-    kind: str, *, is_mutual: bool, identities: Identities, tmp_path: Path
+    *, is_mutual: bool, identities: Identities, tmp_path: Path
 ) -> None:
-    async with running(kind, identities, tmp_path, is_mutual=is_mutual) as one:
+    async with running(identities, tmp_path, is_mutual=is_mutual) as one:
         call = await placed(one)
         if not is_mutual:
             assert await shown(one) == identities.certificate_file.read_bytes()
@@ -195,13 +182,10 @@ async def test_renewed_files_serve_new_connections_while_old_streams_continue(
         assert await call.code() is grpc.StatusCode.OK
 
 
-@both
-async def test_replaced_authority_admits_no_client(
-    kind: str, identities: Identities, tmp_path: Path
-) -> None:
+async def test_replaced_authority_admits_no_client(identities: Identities, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = Identities(tmp_path / "other")
-    async with running(kind, identities, tmp_path, is_mutual=True) as one:
+    async with running(identities, tmp_path, is_mutual=True) as one:
         assert await one.health("liveness") == SERVING
         identities.ca_file.write_bytes(other.ca_pem)
         assert one.certificates is not None
@@ -213,12 +197,11 @@ async def test_replaced_authority_admits_no_client(
         await welcome.close()
 
 
-@both
 async def test_connections_succeed_while_files_are_renewed(
-    kind: str, identities: Identities, tmp_path: Path
+    identities: Identities, tmp_path: Path
 ) -> None:
     served = asyncio.Semaphore(0)
-    async with running(kind, identities, tmp_path) as one:
+    async with running(identities, tmp_path) as one:
 
         async def connects() -> None:
             for _ in range(15):
@@ -240,8 +223,7 @@ async def test_connections_succeed_while_files_are_renewed(
 async def test_failed_handshakes_leave_no_connection_behind(
     identities: Identities, tmp_path: Path
 ) -> None:
-    async with running("lean", identities, tmp_path) as one:
-        assert isinstance(one.server, LeanServer)
+    async with running(identities, tmp_path) as one:
         host, port = one.listen.split(":")
         for text in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello"):
             with socket.create_connection((host, int(port))) as peer:
@@ -256,12 +238,11 @@ async def test_peer_without_a_handshake_is_disconnected(
     identities: Identities, tmp_path: Path
 ) -> None:
     bounds = ServerBounds(handshake_seconds=0.1)
-    async with running("lean", identities, tmp_path, bounds=bounds) as one:
+    async with running(identities, tmp_path, bounds=bounds) as one:
         host, port = one.listen.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         assert await reader.read() == b""
         writer.close()
-        assert isinstance(one.server, LeanServer)
         assert one.server.figures().faults["TLS_HANDSHAKE"] == 1
 
 
@@ -289,7 +270,7 @@ async def test_handshakes_of_one_address_end_none_of_another(
     identities: Identities, tmp_path: Path
 ) -> None:
     bounds = ServerBounds(max_handshakes=4)
-    async with running("lean", identities, tmp_path, bounds=bounds) as one:
+    async with running(identities, tmp_path, bounds=bounds) as one:
         (ours,) = await silent_peers(one, 1)
         others = await silent_peers(one, 12, "127.0.0.2")
         await until(lambda: sum(map(is_closed, others)) >= 9)
@@ -309,7 +290,7 @@ def test_peers_without_a_handshake_are_bounded_and_lock_out_no_client(
     tmp_path: Path,
 ) -> None:
     async def ask() -> None:
-        async with running("lean", identities, tmp_path, bounds=bounds) as one:
+        async with running(identities, tmp_path, bounds=bounds) as one:
             call = await placed(one)
             peers = await silent_peers(one, 12)
             await until(lambda: sum(map(is_closed, peers)) >= 8)
@@ -319,7 +300,6 @@ def test_peers_without_a_handshake_are_bounded_and_lock_out_no_client(
             await fresh.close()
             await call.done_writing()
             assert await call.code() is grpc.StatusCode.OK
-            assert isinstance(one.server, LeanServer)
             assert one.server.figures().faults["TLS_HANDSHAKE"] >= 8
             for peer in peers:
                 peer.close()
@@ -329,7 +309,7 @@ def test_peers_without_a_handshake_are_bounded_and_lock_out_no_client(
 
 def test_tls_runs_on_the_event_loop_of_the_router(identities: Identities, tmp_path: Path) -> None:
     async def ask() -> None:
-        async with running("lean", identities, tmp_path, is_mutual=True) as one:
+        async with running(identities, tmp_path, is_mutual=True) as one:
             call = await placed(one)
             assert one.certificates is not None
             for _ in range(2):

@@ -15,7 +15,7 @@ from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.http2.limits import Budget
+from extproc._core import Budget
 from extproc.pb import kvsteer_ext_proc_pb2 as ours
 from extproc.serving.stream import Stream, StreamSettings
 from extproc.serving.stream_answers import Placement

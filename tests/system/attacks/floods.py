@@ -17,7 +17,7 @@ MANY = 20_000
 class Flood:
     """make: builds what is sent, only when it is needed: some take a second.
 
-    goaway: the code with which the lean server ends it, None if the server tolerates it.
+    goaway: the code with which the server ends it, None if it tolerates it.
     """
 
     name: str

@@ -17,10 +17,7 @@ from tests.system.attacks.bodies import (
     Body,
 )
 from tests.system.attacks.victim import (
-    MAX_DELAY_SECONDS,
-    MAX_HELD_SECONDS,
     MIB,
-    TRIES,
     Harm,
     Victim,
     assert_undelayed,
@@ -32,17 +29,15 @@ TEMPLATE = """{% for m in messages %}{% for i in range(60) %}{% set x = i %}{% e
 {{ m.role }}: {{ m.content | trim }}
 {% endfor %}"""
 TURNS = [{"role": role, "content": "a"} for _ in range(750) for role in ("user", "assistant")]
-# What reading a body may add to the time for which grpcio holds the loop to copy it.
-MAX_ADDED_SECONDS = 0.02
 SHORT_TURNS = Body("short turns", CHAT, json.dumps({"messages": TURNS}).encode(), "")
 
 
-@pytest.fixture(params=["lean", "grpcio"])
-async def rendering(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Victim]:
+@pytest.fixture
+async def rendering(tmp_path: Path) -> AsyncIterator[Victim]:
     """A router with a tokenizer and a slow template."""
     (tmp_path / "slow.jinja").write_text(TEMPLATE)
     keys = f"tokenizer: '{TINY_MODEL}', chat_template: '{tmp_path}/slow.jinja'"
-    with running_victim(request.param, tmp_path, model_keys=keys) as victim:
+    with running_victim(tmp_path, model_keys=keys) as victim:
         yield victim
         victim.leave()
 
@@ -65,19 +60,11 @@ LARGE_CHANGES = [(mode, body) for mode in MODES for body in LARGE_FIELD_BODIES]
 
 
 @pytest.fixture
-def server() -> str:
-    """The server of the router that changes bodies."""
-    return "lean"
-
-
-@pytest.fixture
-async def changing(
-    request: pytest.FixtureRequest, server: str, tmp_path: Path
-) -> AsyncIterator[Victim]:
+async def changing(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Victim]:
     """A router that takes its own fields out of bodies."""
     rules, keys = MODES[request.param]
     sections = f"disaggregation: {rules}"
-    with running_victim(server, tmp_path, worker_keys=keys, sections=sections) as victim:
+    with running_victim(tmp_path, worker_keys=keys, sections=sections) as victim:
         victim.takes_fields = request.param != "none"
         yield victim
         victim.leave()
@@ -88,7 +75,7 @@ async def isolating(tmp_path: Path) -> AsyncIterator[Victim]:
     """A router that keeps tenants apart; requests without one have a salt of their own."""
     (tmp_path / "secret").write_bytes(bytes(range(16)))
     rules = f"header: x-tenant, secret_file: '{tmp_path}/secret', without_tenant: common"
-    with running_victim("lean", tmp_path, sections=f"isolation: {{{rules}}}") as victim:
+    with running_victim(tmp_path, sections=f"isolation: {{{rules}}}") as victim:
         victim.takes_fields = False
         yield victim
         victim.leave()
@@ -139,12 +126,12 @@ async def harm_of(victim: Victim, bodies: list[Body], tries: int = 3) -> Harm:
 
 @pytest.mark.slow
 @pytest.mark.alone
-async def test_costly_bodies_are_placed_by_load_and_do_not_block_the_loop(either: Victim) -> None:
-    before = await either.decisions("too_many_parts")
-    await sent(either, BODIES)
+async def test_costly_bodies_are_placed_by_load_and_do_not_block_the_loop(victim: Victim) -> None:
+    before = await victim.decisions("too_many_parts")
+    await sent(victim, BODIES)
     costly = sum(body.reason == "too_many_parts" for body in BODIES)
-    assert await either.decisions("too_many_parts") == before + costly
-    harm = await harm_of(either, BODIES)
+    assert await victim.decisions("too_many_parts") == before + costly
+    harm = await harm_of(victim, BODIES)
     assert harm.worst_held < 0.05, harm
 
 
@@ -159,9 +146,9 @@ async def test_conversations_of_many_short_turns_do_not_block_the_loop(rendering
 @pytest.mark.alone
 @pytest.mark.parametrize("body", BODIES, ids=str)
 async def test_costly_bodies_at_three_a_second_delay_no_decision(
-    either: Victim, body: Body
+    victim: Victim, body: Body
 ) -> None:
-    await assert_undelayed(either, lambda: sent(either, [body] * 12, 0.33))
+    await assert_undelayed(victim, lambda: sent(victim, [body] * 12, 0.33))
 
 
 @pytest.mark.slow
@@ -195,36 +182,3 @@ async def test_large_bodies_of_one_tenant_delay_no_decision_of_others(
     isolating: Victim, body: Body
 ) -> None:
     await assert_undelayed(isolating, lambda: offered(isolating, [body] * 8, 0.5))
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-@pytest.mark.parametrize("server", ["grpcio"])
-@pytest.mark.parametrize(("changing", "body"), LARGE_CHANGES, indirect=["changing"], ids=str)
-async def test_large_bodies_at_two_a_second_do_not_block_the_loop_of_grpcio(
-    changing: Victim, body: Body
-) -> None:
-    """grpcio itself copies a message several times on the loop, which alone takes 50 ms on some
-    machines. So a body that the router reads is compared with one as long that it does not look at.
-
-    The quietest of three tries counts: fresh memory takes longer on a machine that lacks it.
-    """
-    unread = Body("unread", "/not/routed", bytes(len(body.content)), "")
-    tries: list[tuple[Harm, Harm]] = []
-    while len(tries) < TRIES and not any(_holds_no_longer(*pair) for pair in tries):
-        alone, harm = await _harm_of_some(changing, unread), await _harm_of_some(changing, body)
-        assert harm.worst_held < MAX_HELD_SECONDS, harm
-        tries.append((alone, harm))
-    assert any(_holds_no_longer(*pair) for pair in tries), tries
-
-
-async def _harm_of_some(victim: Victim, body: Body) -> Harm:
-    async with victim.probed() as harm:
-        await offered(victim, [body] * 4, 0.5)
-    assert harm.grown_bytes <= 256 * MIB, harm
-    return harm
-
-
-def _holds_no_longer(unread: Harm, read: Harm) -> bool:
-    """Whether a body holds the loop for no time that anybody notices, beyond grpcio's copies."""
-    return read.worst_held <= max(MAX_DELAY_SECONDS, unread.worst_held + MAX_ADDED_SECONDS)

@@ -77,11 +77,11 @@ def chats() -> Iterator[bytes]:
     yield CANARY.encode()
 
 
-@pytest.fixture(params=["lean", "grpcio"])
-def telling(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Victim]:
+@pytest.fixture
+def telling(tmp_path: Path) -> Iterator[Victim]:
     """A router that tells as much as it can, except prompts."""
     sections = SECTIONS.format(folder=tmp_path)
-    with running_victim(request.param, tmp_path, sections=sections) as victim:
+    with running_victim(tmp_path, sections=sections) as victim:
         yield victim
         victim.leave()
 
@@ -134,11 +134,10 @@ async def test_router_output_contains_nothing_that_a_client_sent(
     assert [place for place, text in places.items() if CANARY in text] == []
 
 
-@pytest.mark.parametrize("kind", ["lean", "grpcio"])
 async def test_internal_error_is_logged_without_its_message(
-    kind: str, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    one = Running(f"127.0.0.1:{free_port()}", kind)
+    one = Running(f"127.0.0.1:{free_port()}")
     caplog.set_level(logging.DEBUG)
 
     one.router.fails, one.router.fault = "route", ValueError(CANARY)

@@ -158,28 +158,19 @@ async def settled(victim: Victim, attack: Attack) -> dict[str, Any]:
     return found[0]
 
 
-# Events are taken on the same loop behind either server: the worst ones are enough for the second.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("server", "attack"),
-    [
-        *(pytest.param("lean", one, id=f"{one}-lean") for one in ATTACKS),
-        *(pytest.param("grpcio", one, id=f"{one}-grpcio") for one in ATTACKS if one.name in WORST),
-    ],
-)
+@pytest.mark.parametrize("attack", ATTACKS, ids=str)
 async def test_hostile_publisher_does_not_block_the_loop_and_its_feed_is_marked(
-    server: str, attack: Attack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    attack: Attack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     port = free_port()
     publisher = Publisher(attack.first(), attack.flood())
     async with publisher.running(port):
-        with running_victim(
-            server, tmp_path, f"events: {{zmq: 'tcp://127.0.0.1:{port}'}}"
-        ) as victim:
+        with running_victim(tmp_path, f"events: {{zmq: 'tcp://127.0.0.1:{port}'}}") as victim:
             harm = await harm_of(victim, publisher)
             feed = await settled(victim, attack)
     with capsys.disabled():
-        print(f"\n{attack}, {server}: {harm}; {feed['state']}: {feed['reason']}")
+        print(f"\n{attack}: {harm}; {feed['state']}: {feed['reason']}")
     assert harm.worst_held < MAX_HELD_SECONDS, harm
     assert harm.quantile(1.0) < MAX_LATENCY_SECONDS, harm
     assert harm.grown_bytes < MAX_GROWN_BYTES, harm
@@ -188,17 +179,12 @@ async def test_hostile_publisher_does_not_block_the_loop_and_its_feed_is_marked(
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.parametrize("server", ["lean", "grpcio"])
 @pytest.mark.parametrize("attack", [one for one in ATTACKS if one.name in WORST], ids=str)
-async def test_hostile_publisher_delays_no_decision(
-    server: str, attack: Attack, tmp_path: Path
-) -> None:
+async def test_hostile_publisher_delays_no_decision(attack: Attack, tmp_path: Path) -> None:
     port = free_port()
     publisher = Publisher(attack.first(), attack.flood())
     async with publisher.running(port):
-        with running_victim(
-            server, tmp_path, f"events: {{zmq: 'tcp://127.0.0.1:{port}'}}"
-        ) as victim:
+        with running_victim(tmp_path, f"events: {{zmq: 'tcp://127.0.0.1:{port}'}}") as victim:
             async with asyncio.timeout(60):
                 await publisher.subscribed.wait()
             publisher.flooding.set()
@@ -210,15 +196,14 @@ def unrelated_stores() -> Iterator[bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", ["lean", "grpcio"])
 async def test_endless_stores_do_not_block_the_loop_while_prompts_are_looked_up(
-    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     port = free_port()
     publisher = Publisher(one_block(), unrelated_stores())
     keys = f"events: {{zmq: 'tcp://127.0.0.1:{port}'}}"
     async with publisher.running(port):
-        with running_victim(server, tmp_path, keys, f"tokenizer: '{TINY_MODEL}'") as victim:
+        with running_victim(tmp_path, keys, f"tokenizer: '{TINY_MODEL}'") as victim:
             async with asyncio.timeout(60):
                 await publisher.subscribed.wait()
             async with victim.probed(at_least=20) as harm, victim.channel() as channel:
@@ -239,6 +224,6 @@ async def test_endless_stores_do_not_block_the_loop_while_prompts_are_looked_up(
                 # the router may be behind: a look ends with the stores that it has read
                 await until(looked_up, "a look has ended", seconds=MARK_SECONDS, pause=0.2)
     with capsys.disabled():
-        print(f"\n{publisher.sent_bytes / MIB:.0f} MiB of stores, {server}: {harm}")
+        print(f"\n{publisher.sent_bytes / MIB:.0f} MiB of stores: {harm}")
     assert harm.worst_held < MAX_HELD_SECONDS, harm
     assert harm.grown_bytes < MAX_GROWN_BYTES, harm

@@ -12,24 +12,21 @@ from tests.system.attacks.victim import Victim
 @pytest.mark.slow
 @pytest.mark.parametrize("flood", FLOODS, ids=str)
 async def test_flood_from_several_peers_ends_with_goaway_or_is_served(
-    either: Victim, flood: Flood
+    victim: Victim, flood: Flood
 ) -> None:
-    # grpcio cancels anybody's calls when more than a few thousand wait to be accepted
-    may_cancel = either.server == "grpcio"
     sent = GREETING + flood.make()
-    async with either.unharmed(may_grow_bytes=192 * 2**20, may_cancel=may_cancel):
-        peers = [await either.connect() for _ in range(4)]
+    async with victim.unharmed(may_grow_bytes=192 * 2**20):
+        peers = [await victim.connect() for _ in range(4)]
         await asyncio.gather(*(peer.flood(sent) for peer in peers))
-        if either.server == "lean":
-            ends = [peer.until(lambda one: one.goaway == flood.goaway) for peer in peers]
-            await asyncio.gather(*ends)
-            assert [peer.goaway for peer in peers] == [flood.goaway] * len(peers)
+        ends = [peer.until(lambda one: one.goaway == flood.goaway) for peer in peers]
+        await asyncio.gather(*ends)
+        assert [peer.goaway for peer in peers] == [flood.goaway] * len(peers)
 
 
 @pytest.mark.slow
-async def test_call_sent_byte_by_byte_is_answered(either: Victim) -> None:
-    async with either.unharmed():
-        peer = await either.connect()
+async def test_call_sent_byte_by_byte_is_answered(victim: Victim) -> None:
+    async with victim.unharmed():
+        peer = await victim.connect()
         for byte in GREETING + headers(1) + data(1, CALL, last=True):
             peer.send(bytes((byte,)))
             await asyncio.sleep(0)
@@ -39,19 +36,19 @@ async def test_call_sent_byte_by_byte_is_answered(either: Victim) -> None:
 
 @pytest.mark.parametrize("cut", [1, 10, 24, 30, 33, 60, 150, 200])
 @pytest.mark.slow
-async def test_partial_call_is_released_with_its_connection(either: Victim, cut: int) -> None:
+async def test_partial_call_is_released_with_its_connection(victim: Victim, cut: int) -> None:
     whole = GREETING + headers(1) + data(1, CALL, last=True)
-    async with either.unharmed():
-        peer = await either.connect()
+    async with victim.unharmed():
+        peer = await victim.connect()
         peer.send(whole[:cut])
         peer.half_close()
         await peer.ended()
 
 
 @pytest.mark.slow
-async def test_peer_that_never_reads_is_throttled(lean: Victim) -> None:
-    async with lean.unharmed():
-        peer = await lean.connect()
+async def test_peer_that_never_reads_is_throttled(victim: Victim) -> None:
+    async with victim.unharmed():
+        peer = await victim.connect()
         peer.send(GREETING, window_update(0, 2**30))
         assert await peer.is_choked(
             lambda n: headers(n) + data(n, CALL, last=True), limit=64 * 2**20
@@ -59,9 +56,9 @@ async def test_peer_that_never_reads_is_throttled(lean: Victim) -> None:
 
 
 @pytest.mark.slow
-async def test_peer_without_a_window_gets_its_answers_once_it_opens_one(lean: Victim) -> None:
-    async with lean.unharmed():
-        peer = await lean.connect()
+async def test_peer_without_a_window_gets_its_answers_once_it_opens_one(victim: Victim) -> None:
+    async with victim.unharmed():
+        peer = await victim.connect()
         calls = b"".join(headers(n) + data(n, CALL, last=True) for n in range(1, 999, 2))
         await peer.flood(GREETING + settings(INITIAL_WINDOW_SIZE=0) + calls)
         assert not peer.trailers

@@ -8,11 +8,13 @@ from hyperframe.frame import PingFrame
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.http2.frames import FrameType
+from extproc._core import Session
 from extproc.http2.limits import Limits
-from extproc.http2.session import IS_COMPILED, Session, make_sessions
+from extproc.http2.session import Sessions
 from tests.extproc.http2.peer import Sent, frames_of
 from tests.extproc.messages import body, head
+from tests.oracles.http2.frames import FrameType
+from tests.oracles.http2.plain_session import PlainSession, PlainSessions
 from tests.system.attacks.floods import CALL
 from tests.system.attacks.peer import CALL as FIELDS
 from tests.system.attacks.peer import (
@@ -62,10 +64,10 @@ FRAMES = st.builds(
 )
 
 
-KINDS = sorted({False, IS_COMPILED})
+KINDS: list[type[Sessions | PlainSessions]] = [Sessions, PlainSessions]
 
 
-def told(session: Session) -> list[Sent]:
+def told(session: Session | PlainSession) -> list[Sent]:
     """Everything that the session has to send."""
     found = b""
     while more := session.data_to_send():
@@ -79,9 +81,9 @@ def codes(frames: list[Sent]) -> list[tuple[int, int, bytes]]:
     return [(one.kind, one.stream_id, one.payload) for one in frames if one.kind in errors]
 
 
-def fed(pieces: list[bytes], *, compiled: bool) -> list[Sent]:
+def fed(pieces: list[bytes], kind: type[Sessions | PlainSessions]) -> list[Sent]:
     """What a new session replies to these pieces; it keeps no memory after it is closed."""
-    sessions = make_sessions(Limits(), 2**20, 2**20, compiled=compiled)
+    sessions = kind(Limits(), 2**20, 2**20)
     session = sessions.open()
     frames: list[Sent] = []
     for piece in pieces:
@@ -95,20 +97,20 @@ def fed(pieces: list[bytes], *, compiled: bool) -> list[Sent]:
     return frames
 
 
-@pytest.mark.parametrize("compiled", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @given(
     frames=st.lists(
         FRAMES | st.sampled_from(GOOD) | st.sampled_from([rule.sent for rule in RULES]), max_size=30
     )
 )
 def test_session_answers_frames_alike_whole_and_in_pieces(
-    frames: list[bytes], *, compiled: bool
+    frames: list[bytes], kind: type[Sessions | PlainSessions]
 ) -> None:
     sent = GREETING + b"".join(frames)
     if len(sent) > 40_000:
         sent = sent[:40_000]
-    whole = fed([sent], compiled=compiled)
-    pieces = fed([sent[at : at + 7] for at in range(0, len(sent), 7)], compiled=compiled)
+    whole = fed([sent], kind)
+    pieces = fed([sent[at : at + 7] for at in range(0, len(sent), 7)], kind)
     assert codes(pieces) == codes(whole)
 
 
@@ -140,7 +142,6 @@ def stream_of(number: int, what: tuple[bytes, bytes, str]) -> bytes:
     return frames + ends[end]
 
 
-@pytest.mark.skipif(not IS_COMPILED, reason="no C compiler at installation")
 @given(
     reads=st.lists(st.lists(STREAMS, min_size=1, max_size=6), min_size=1, max_size=6),
     noise=st.lists(FRAMES, max_size=1),
@@ -148,7 +149,7 @@ def stream_of(number: int, what: tuple[bytes, bytes, str]) -> bytes:
 def test_calls_of_several_kinds_in_one_read_are_told_as_they_were_sent(
     reads: list[list[tuple[bytes, bytes, str]]], noise: list[bytes]
 ) -> None:
-    kinds = [make_sessions(Limits(), 2**20, 2**20, compiled=one).open() for one in (True, False)]
+    kinds = [one(Limits(), 2**20, 2**20).open() for one in KINDS]
     sent, number = [GREETING + headers(1)], 3
     for read in reads:
         frames = [stream_of(number + 2 * at, what) for at, what in enumerate(read)]
@@ -160,11 +161,11 @@ def test_calls_of_several_kinds_in_one_read_are_told_as_they_were_sent(
     assert kinds[0].fault == kinds[1].fault
 
 
-@pytest.mark.parametrize("compiled", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @given(noise=st.binary(max_size=300))
-def test_session_survives_any_bytes(noise: bytes, *, compiled: bool) -> None:
-    fed([noise], compiled=compiled)
-    fed([GREETING, noise], compiled=compiled)
+def test_session_survives_any_bytes(noise: bytes, kind: type[Sessions | PlainSessions]) -> None:
+    fed([noise], kind)
+    fed([GREETING, noise], kind)
 
 
 def spoilt(rng: random.Random) -> bytes:
@@ -215,29 +216,31 @@ async def talks(victim: Victim, count: int, seed: int) -> None:
             victim.leave()
 
 
-async def test_corrupted_conversations_affect_no_other_peer(either: Victim) -> None:
-    await talks(either, 300, SEED)
+async def test_corrupted_conversations_affect_no_other_peer(victim: Victim) -> None:
+    await talks(victim, 300, SEED)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 async def test_thousands_of_corrupted_conversations_affect_no_other_peer(
-    lean: Victim, seed: int
+    victim: Victim, seed: int
 ) -> None:
-    await talks(lean, 2000, seed)
+    await talks(victim, 2000, seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compiled", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=3000)
 @given(frames=st.lists(FRAMES | st.sampled_from(GOOD), max_size=60))
-def test_session_survives_many_more_frames(frames: list[bytes], *, compiled: bool) -> None:
-    fed([GREETING, *frames], compiled=compiled)
+def test_session_survives_many_more_frames(
+    frames: list[bytes], kind: type[Sessions | PlainSessions]
+) -> None:
+    fed([GREETING, *frames], kind)
 
 
-async def test_uncorrupted_conversation_is_answered_without_error(either: Victim) -> None:
-    async with either.unharmed():
-        peer = await either.connect()
+async def test_uncorrupted_conversation_is_answered_without_error(victim: Victim) -> None:
+    async with victim.unharmed():
+        peer = await victim.connect()
         await peer.flood(GREETING + b"".join(GOOD))
         await peer.until(lambda peer: {1, 5, 7} <= set(peer.trailers))
         assert peer.goaway is None

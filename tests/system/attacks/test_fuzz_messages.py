@@ -89,9 +89,9 @@ def is_over(stream: int) -> Callable[[Peer], bool]:
     return lambda peer: stream in peer.trailers or stream in dict(peer.resets)
 
 
-async def test_invalid_message_ends_at_most_its_own_stream(either: Victim) -> None:
-    async with either.unharmed(may_grow_bytes=100 * 2**20):
-        peer = await either.connect()
+async def test_invalid_message_ends_at_most_its_own_stream(victim: Victim) -> None:
+    async with victim.unharmed(may_grow_bytes=100 * 2**20):
+        peer = await victim.connect()
         parts = [GREETING, window_update(0, 2**24)]
         numbers = range(1, 1201, 2)
         for number, sent in zip(numbers, conversations(len(numbers)), strict=True):
@@ -101,9 +101,9 @@ async def test_invalid_message_ends_at_most_its_own_stream(either: Victim) -> No
         assert peer.goaway is None
 
 
-async def test_huge_messages_end_their_streams_or_are_answered(either: Victim) -> None:
-    async with either.unharmed(may_grow_bytes=300 * 2**20):
-        peer = await either.connect()
+async def test_huge_messages_end_their_streams_or_are_answered(victim: Victim) -> None:
+    async with victim.unharmed(may_grow_bytes=300 * 2**20):
+        peer = await victim.connect()
         peer.send(GREETING, window_update(0, 2**24))
         calls = [message(one) for one in huge()]
         calls += [message(HEAD) + message(body(one).SerializeToString()) for one in BODIES]
@@ -120,11 +120,11 @@ def test_nested_message_is_parsed_at_a_permitted_depth() -> None:
 
 
 async def test_streams_of_random_bytes_on_many_connections_affect_no_other_peer(
-    either: Victim,
+    victim: Victim,
 ) -> None:
     rng = random.Random(SEED)
-    async with either.unharmed(may_grow_bytes=100 * 2**20):
-        peers = [await either.connect() for _ in range(20)]
+    async with victim.unharmed(may_grow_bytes=100 * 2**20):
+        peers = [await victim.connect() for _ in range(20)]
         noise = [
             headers(1) + data(1, rng.randbytes(4000)) + data(1, rng.randbytes(9)) for _ in peers
         ]

@@ -136,7 +136,7 @@ async def test_hostile_engine_stream_blocks_neither_loop_nor_log(
 ) -> None:
     engine = Engine(FLOODS[kind])
     async with engine.running() as port:
-        with running_victim("lean", tmp_path, f"events: {{grpc: '127.0.0.1:{port}'}}") as victim:
+        with running_victim(tmp_path, f"events: {{grpc: '127.0.0.1:{port}'}}") as victim:
             async with victim.probed(at_least=40) as harm:
                 engine.flooding.set()
             (feed,) = await victim.feeds()
@@ -166,7 +166,7 @@ async def test_engine_whose_streams_end_at_once_is_asked_again_slowly(
 ) -> None:
     engine = Engine(STORMS[kind], code)
     async with engine.running() as port:
-        with running_victim("lean", tmp_path, f"events: {{grpc: '127.0.0.1:{port}'}}") as victim:
+        with running_victim(tmp_path, f"events: {{grpc: '127.0.0.1:{port}'}}") as victim:
             began = time.monotonic()
             async with victim.probed(at_least=40) as harm:
                 engine.flooding.set()

@@ -25,7 +25,7 @@ def mirroring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
     """A router that has Envoy mirror requests."""
     folder: Path = tmp_path_factory.mktemp("mirror")
     sections = "disaggregation: {mode: mirror, connector: sglang}"
-    with running_victim("lean", folder, sections=sections) as victim:
+    with running_victim(folder, sections=sections) as victim:
         yield victim
 
 

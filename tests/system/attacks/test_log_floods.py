@@ -23,26 +23,26 @@ SENT = {
 
 
 @pytest.mark.parametrize("sent", SENT.values(), ids=SENT)
-async def test_connections_that_end_in_faults_write_few_lines(lean: Victim, sent: bytes) -> None:
-    async with lean.unharmed():
-        before = len(lean.log_text())
-        peers = [await lean.connect() for _ in range(TIMES)]
+async def test_connections_that_end_in_faults_write_few_lines(victim: Victim, sent: bytes) -> None:
+    async with victim.unharmed():
+        before = len(victim.log_text())
+        peers = [await victim.connect() for _ in range(TIMES)]
         for peer in peers:
             peer.send(sent)
             peer.half_close()
         async with asyncio.timeout(WAIT_SECONDS):
             await asyncio.gather(*(peer.ended() for peer in peers))
-        lines = lean.log_text()[before:].splitlines()
+        lines = victim.log_text()[before:].splitlines()
     kinds = Counter(re.sub(r"^\S+ \S+ ", "", line) for line in lines)
     assert all(count <= MAX_LINES for count in kinds.values()), kinds.most_common(3)
 
 
-async def test_invalid_http_requests_write_few_lines(lean: Victim) -> None:
-    before = len(lean.log_text())
+async def test_invalid_http_requests_write_few_lines(victim: Victim) -> None:
+    before = len(victim.log_text())
     for _ in range(TIMES):
-        for port in lean.http_ports:
+        for port in victim.http_ports:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"\x00\xff / HTTP/9\r\n\r\n")
             await reader.read()
             writer.close()
-    assert len(lean.log_text()[before:].splitlines()) <= 2 * MAX_LINES
+    assert len(victim.log_text()[before:].splitlines()) <= 2 * MAX_LINES

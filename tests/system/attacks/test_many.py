@@ -42,16 +42,16 @@ async def test_server_answers_thousands_of_connections_within_bounded_memory(
         peers = await greeted(fresh, count)
         each = (fresh.resident_bytes - before) / count
         with capsys.disabled():
-            print(f"\n{fresh.server}: {each:,.0f} bytes for each of {count} connections")
+            print(f"\n{each:,.0f} bytes for each of {count} connections")
         assert all(peer.is_answered() for peer in peers)
 
 
 @pytest.mark.slow
-async def test_connections_over_the_limit_do_not_lock_out_a_new_peer(lean: Victim) -> None:
+async def test_connections_over_the_limit_do_not_lock_out_a_new_peer(victim: Victim) -> None:
     count = connections_here(MAX_CONNECTIONS + 200)
-    async with lean.unharmed(may_grow_bytes=400 * MIB):
-        await greeted(lean, count)
-        late = await lean.connect()
+    async with victim.unharmed(may_grow_bytes=400 * MIB):
+        await greeted(victim, count)
+        late = await victim.connect()
         late.send(GREETING, headers(1), data(1, CALL, last=True))
         assert 1 in (await late.until(lambda peer: 1 in peer.trailers)).trailers
 
@@ -66,7 +66,6 @@ async def opened(victim: Victim, connections: int, streams: int) -> list[Peer]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fresh", ["lean"], indirect=True)
 async def test_streams_by_the_thousand_do_not_grow_memory_when_repeated(
     fresh: Victim, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,14 +79,14 @@ async def test_streams_by_the_thousand_do_not_grow_memory_when_repeated(
             await until(lambda: fresh.has_at_most(10), "all streams are closed")
         with capsys.disabled():
             each = (levels[1] - levels[0]) / 10_000
-            print(f"\n{fresh.server}: {each:,.0f} bytes for each of 10,000 streams")
+            print(f"\n{each:,.0f} bytes for each of 10,000 streams")
         assert levels[1] - levels[0] < 10_000 * 40_000
         assert levels[3] - levels[1] < 16 * MIB
 
 
-async def test_server_answers_1500_concurrent_streams(either: Victim) -> None:
-    async with either.unharmed(may_grow_bytes=100 * MIB):
-        peer = await either.connect()
+async def test_server_answers_1500_concurrent_streams(victim: Victim) -> None:
+    async with victim.unharmed(may_grow_bytes=100 * MIB):
+        peer = await victim.connect()
         numbers = range(1, 3000, 2)
         calls = [headers(n) + data(n, CALL, last=True) for n in numbers]
         peer.send(GREETING, window_update(0, 2**24), *calls)

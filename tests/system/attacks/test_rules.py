@@ -30,18 +30,18 @@ async def broken(peer: Peer, rule: Rule, greeting: bytes) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-async def test_broken_rule_is_answered_with_its_error_code(lean: Victim, rule: Rule) -> None:
-    await broken(await lean.connect(), rule, GREETING)
+async def test_broken_rule_is_answered_with_its_error_code(victim: Victim, rule: Rule) -> None:
+    await broken(await victim.connect(), rule, GREETING)
 
 
 @pytest.mark.parametrize("rule", PREFACES, ids=str)
-async def test_wrong_greeting_ends_the_connection(lean: Victim, rule: Rule) -> None:
-    await broken(await lean.connect(), rule, b"")
+async def test_wrong_greeting_ends_the_connection(victim: Victim, rule: Rule) -> None:
+    await broken(await victim.connect(), rule, b"")
 
 
-async def test_broken_rules_all_at_once_affect_no_other_peer(either: Victim) -> None:
-    async with either.unharmed():
-        peers = [await either.connect() for _ in RULES]
+async def test_broken_rules_all_at_once_affect_no_other_peer(victim: Victim) -> None:
+    async with victim.unharmed():
+        peers = [await victim.connect() for _ in RULES]
         for peer, rule in zip(peers, RULES, strict=True):
             peer.send(GREETING, rule.before, rule.sent)
             peer.half_close()

@@ -32,9 +32,9 @@ def request(what: str, number: int) -> tuple[ProcessingRequest, ProcessingReques
 
 
 @pytest.mark.parametrize("what", ["model", "path", "escaped path", "ids", "method"])
-async def test_names_that_clients_choose_make_no_series(lean: Victim, what: str) -> None:
-    before = await series(lean)
-    async with lean.channel() as channel:
+async def test_names_that_clients_choose_make_no_series(victim: Victim, what: str) -> None:
+    before = await series(victim)
+    async with victim.channel() as channel:
         for number in range(1, TIMES):
             call = channel.stream_stream(
                 PROCESS,
@@ -46,4 +46,4 @@ async def test_names_that_clients_choose_make_no_series(lean: Victim, what: str)
             await call.done_writing()
             async for _ in call:
                 pass
-    assert len(await series(lean) - before) <= MAX_NEW
+    assert len(await series(victim) - before) <= MAX_NEW

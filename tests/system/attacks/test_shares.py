@@ -34,14 +34,13 @@ async def assert_others_are_answered(victim: Victim) -> None:
             await victim.answers(channel)
 
 
-async def test_calls_without_a_message_fail_no_call_of_another_address(lean: Victim) -> None:
-    async with lean.unharmed(may_grow_bytes=200 * MIB):
-        await flooded(lean, 5, 16_000)
-        await assert_others_are_answered(lean)
+async def test_calls_without_a_message_fail_no_call_of_another_address(victim: Victim) -> None:
+    async with victim.unharmed(may_grow_bytes=200 * MIB):
+        await flooded(victim, 5, 16_000)
+        await assert_others_are_answered(victim)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fresh", ["lean"], indirect=True)
 async def test_unfinished_messages_fail_no_call_of_another_address(fresh: Victim) -> None:
     async with fresh.unharmed(may_grow_bytes=300 * MIB):
         # a message of 30 MiB, of which 1,000,000 bytes come: not all are kept
@@ -54,7 +53,7 @@ async def test_unfinished_messages_fail_no_call_of_another_address(fresh: Victim
 @pytest.fixture
 def narrow(tmp_path: Path) -> Iterator[Victim]:
     """A router that may open only a few files."""
-    with running_victim("lean", tmp_path, files=FILES) as victim:
+    with running_victim(tmp_path, files=FILES) as victim:
         yield victim
         victim.leave()
 

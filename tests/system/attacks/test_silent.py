@@ -14,10 +14,10 @@ from tests.waiting import until
 FILES = 256
 
 
-@pytest.fixture(params=["lean", "grpcio"])
-async def narrow(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Victim]:
+@pytest.fixture
+async def narrow(tmp_path: Path) -> AsyncIterator[Victim]:
     """A router that may open only a few files."""
-    with running_victim(request.param, tmp_path, files=FILES) as victim:
+    with running_victim(tmp_path, files=FILES) as victim:
         yield victim
         victim.leave()
 
@@ -32,10 +32,9 @@ async def test_silent_connections_do_not_lock_out_other_peers(narrow: Victim, sa
         await until(lambda: len(harm.latencies) >= decided + 10, "ten more decisions")
         assert await narrow.feeds() is not None
         assert await narrow.metric("kvsteer_open_streams") >= 0
-        if narrow.server == "lean":
-            async with narrow.channel() as channel:
-                await narrow.answers(channel)
-            assert narrow.log_text().count("connections are open, which is the limit") == 1
+        async with narrow.channel() as channel:
+            await narrow.answers(channel)
+        assert narrow.log_text().count("connections are open, which is the limit") == 1
     assert harm.grown_bytes < 256 * MIB, harm
 
 

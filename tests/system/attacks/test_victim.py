@@ -9,8 +9,8 @@ from tests.system.attacks.victim import Victim
 from tests.waiting import until
 
 
-async def test_probe_of_an_unharmed_router_sees_answers_and_a_free_loop(either: Victim) -> None:
-    async with either.probed() as harm:
+async def test_probe_of_an_unharmed_router_sees_answers_and_a_free_loop(victim: Victim) -> None:
+    async with victim.probed() as harm:
         pass
     assert len(harm.latencies) >= 10
     assert harm.worst_held < 0.05, harm

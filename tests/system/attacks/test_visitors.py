@@ -44,16 +44,16 @@ async def status(victim: Victim, target: str, head: str, method: str = "GET") ->
 
 
 @pytest.mark.parametrize("head", REFUSED.values(), ids=REFUSED)
-async def test_visitors_of_other_sites_are_refused(lean: Victim, head: str) -> None:
-    assert 400 <= await status(lean, "/workers", head) < 500
-    assert 400 <= await status(lean, "/steering", head, "POST") < 500
+async def test_visitors_of_other_sites_are_refused(victim: Victim, head: str) -> None:
+    assert 400 <= await status(victim, "/workers", head) < 500
+    assert 400 <= await status(victim, "/steering", head, "POST") < 500
 
 
-async def test_target_of_another_host_is_refused(lean: Victim) -> None:
-    assert 400 <= await status(lean, "http://evil.example/workers", "Host: {own}") < 500
+async def test_target_of_another_host_is_refused(victim: Victim) -> None:
+    assert 400 <= await status(victim, "http://evil.example/workers", "Host: {own}") < 500
 
 
-async def test_own_page_is_served(lean: Victim) -> None:
+async def test_own_page_is_served(victim: Victim) -> None:
     own = "Host: {own}\r\nOrigin: http://{own}\r\nSec-Fetch-Site: same-origin"
-    assert await status(lean, "/workers", own) == 200
-    assert await status(lean, "/workers", "Host: {own}") == 200
+    assert await status(victim, "/workers", own) == 200
+    assert await status(victim, "/workers", "Host: {own}") == 200

@@ -32,7 +32,7 @@ BODY = body(PROMPT).SerializeToString()
 _FAULTS = re.compile("Traceback|internal error|Fatal error|never retrieved|MemoryError")
 
 _CONFIG = """
-extproc: {{listen: '127.0.0.1:{extproc}', server: {server}}}
+extproc: {{listen: '127.0.0.1:{extproc}'}}
 admin: {{listen: '127.0.0.1:{admin}'}}
 metrics: {{listen: '127.0.0.1:{metrics}'}}
 models: [{{name: m, {model_keys}}}]
@@ -94,10 +94,7 @@ def _quantile(values: list[float], share: float) -> float:
 class Victim:
     """A router that a test must leave as it was."""
 
-    def __init__(
-        self, server: str, process: copies.Copy, ports: dict[str, int], log: Path, held: Path
-    ) -> None:
-        self.server = server
+    def __init__(self, process: copies.Copy, ports: dict[str, int], log: Path, held: Path) -> None:
         self._process = process
         self._port, self._metrics = ports["extproc"], ports["metrics"]
         self._admin = ports["admin"]
@@ -262,23 +259,20 @@ class Victim:
         return news
 
     @contextlib.asynccontextmanager
-    async def unharmed(
-        self, *, may_grow_bytes: int = 48 * 2**20, may_cancel: bool = False
-    ) -> AsyncIterator[None]:
+    async def unharmed(self, *, may_grow_bytes: int = 48 * 2**20) -> AsyncIterator[None]:
         """Checks that the block leaves nothing behind, and a good client is answered meanwhile.
 
         Raw connections are closed at the end.
 
         may_grow_bytes: memory that the process may keep: its allocator returns it late.
-        may_cancel: whether the good client may have to wait until it is over.
         """
         before = self.resident_bytes
         address = f"127.0.0.1:{self._port}"
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
         async with grpc.aio.insecure_channel(address, options) as channel:
-            await self._answers(channel, may_cancel=may_cancel)
+            await self.answers(channel)
             is_done = asyncio.Event()
-            calls = asyncio.create_task(self._call(channel, is_done, may_cancel=may_cancel))
+            calls = asyncio.create_task(self._call(channel, is_done))
             try:
                 yield
             except BaseException:
@@ -288,31 +282,17 @@ class Victim:
                 self.leave()
                 is_done.set()
                 await calls
-            await self._answers(channel, may_cancel=may_cancel)
+            await self.answers(channel)
         assert self._process.returncode is None
         await until(self.is_quiet, "no stream is open")
         news = self._news()
         assert _FAULTS.search(news) is None, news[-4000:]
         assert self.resident_bytes < before + may_grow_bytes
 
-    async def _call(
-        self, channel: grpc.aio.Channel, is_done: asyncio.Event, *, may_cancel: bool
-    ) -> None:
+    async def _call(self, channel: grpc.aio.Channel, is_done: asyncio.Event) -> None:
         while not is_done.is_set():
-            await self._answers(channel, may_cancel=may_cancel)
+            await self.answers(channel)
             await asyncio.sleep(0.01)
-
-    async def _answers(self, channel: grpc.aio.Channel, *, may_cancel: bool) -> None:
-        """Does what `answers` does, in as many attempts as needed where calls may be cancelled."""
-        while True:
-            try:
-                await self.answers(channel)
-            except grpc.aio.AioRpcError:
-                if not may_cancel:
-                    raise
-                await asyncio.sleep(0.01)
-            else:
-                return
 
     def is_ready(self) -> bool:
         """Whether it has started."""
@@ -370,14 +350,13 @@ async def _read(stream: asyncio.StreamReader, harm: Harm, before: int) -> None:
 
 @contextlib.contextmanager
 def running_victim(
-    server: str,
     folder: Path,
     worker_keys: str = "",
     model_keys: str = "",
     sections: str = "",
     files: int | None = None,
 ) -> Iterator[Victim]:
-    """Runs a router with this gRPC server, and one worker that gets no requests.
+    """Runs a router, and one worker that gets no requests.
 
     worker_keys, model_keys: more of their configuration, in YAML's flow style. sections: more of
     the configuration. files: how many files it may open; None for the system's limit.
@@ -385,7 +364,7 @@ def running_victim(
     ports = {name: free_port() for name in ("extproc", "admin", "metrics", "worker")}
     file, log, held = folder / "config.yaml", folder / "router.log", folder / "held"
     keys = {"worker_keys": worker_keys, "model_keys": model_keys, "sections": sections}
-    file.write_text(_CONFIG.format(server=server, **keys, **ports))
+    file.write_text(_CONFIG.format(**keys, **ports))
     held.touch()
     watching = [held_router.__name__, held_router.watching.__name__, str(held)]
     if files is not None:
@@ -393,7 +372,7 @@ def running_victim(
         watching = [held_router.__name__, name, str(held), str(files)]
     with log.open("ab") as stream:
         process = copies.started_at_once(["serve", "--config", str(file)], stream, watching)
-    victim = Victim(server, process, ports, log, held)
+    victim = Victim(process, ports, log, held)
     try:
         blocked_until(victim.is_ready, "the router is ready")
         yield victim

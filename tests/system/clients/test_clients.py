@@ -75,7 +75,7 @@ async def test_large_bodies_fare_as_without_a_router(
                 lost = sum(one not in ((plain, "413") if held else (plain,)) for one in ours)
                 what = f"{name}, {'chunked' if chunked else 'length told'}, router {router}"
                 note = f"answered {' '.join(ours)}, without us {plain}"
-                table.append(Row(what, stage.server, "-", len(ours), lost, 0, note=note))
+                table.append(Row(what, "-", len(ours), lost, 0, note=note))
                 assert table[-1].lost_by_us == 0
 
 
@@ -127,7 +127,7 @@ async def test_streams_in_flight_survive_a_killed_router(stage: Stage, table: li
     # Those that waited longer than message_timeout have gone on without the router.
     note = f"{known:,} of them placed by the router"
     name = f"{STREAMS:,} streams at once, router killed"
-    table.append(Row(name, stage.server, "-", len(outcomes), *counted(outcomes), note=note))
+    table.append(Row(name, "-", len(outcomes), *counted(outcomes), note=note))
     assert table[-1].lost_by_us == 0
 
 
@@ -153,7 +153,7 @@ async def test_restarted_envoy_loses_no_later_request_and_steers_again(
             steers = await probes.steered_after(back)
             await load.goes_on(60)
     after = [one for one in load.outcomes if one.started > back]
-    row = Row("Envoy killed, started again", stage.server, loop, len(after), *counted(after))
+    row = Row("Envoy killed, started again", loop, len(after), *counted(after))
     gone = sum(not one.is_answered for one in load.outcomes if one.started <= back)
     note = f"and {gone} while there was no Envoy"
     table.append(row._replace(steers_ms=1e3 * steers, note=note))
@@ -199,4 +199,4 @@ async def _are_sent(session: aiohttp.ClientSession, stage: Stage, count: int) ->
 
 
 def _row(failure: str, stage: Stage, loop: str, load: Load) -> Row:
-    return Row(failure, stage.server, loop, len(load.outcomes), *counted(load.outcomes))
+    return Row(failure, loop, len(load.outcomes), *counted(load.outcomes))

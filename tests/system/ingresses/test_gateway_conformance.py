@@ -38,7 +38,6 @@ from tests.system.system import all_answer
 from tests.waiting import until
 
 DIALECTS = [BUFFERED, DUPLEX]
-SERVERS = [pytest.param({"extproc": {"server": name}}, id=name) for name in ("grpcio", "lean")]
 BIG = 5 * 1024 * 1024
 
 
@@ -52,11 +51,8 @@ async def over(one: Gateway, endpoints: list[str]) -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize("changes", SERVERS)
-async def test_gateway_follows_the_pick_and_names_the_served_endpoint(
-    dialect: str, changes: Tree
-) -> None:
-    async with pool(3) as endpoints, gateway(dialect, endpoints, changes=changes) as one:
+async def test_gateway_follows_the_pick_and_names_the_served_endpoint(dialect: str) -> None:
+    async with pool(3) as endpoints, gateway(dialect, endpoints) as one:
         for endpoint in endpoints * 3:
             status, worker, answer = await one.post(headers={SUBSET: endpoint})
             assert (status, worker, json.loads(answer)) == (200, endpoint, PROMPT)
@@ -224,15 +220,14 @@ async def test_http2_workers_get_their_picks_and_trailers_pass_both_ways(
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize("changes", SERVERS)
-async def test_large_bodies_pass_whole_both_ways(dialect: str, changes: Tree) -> None:
+async def test_large_bodies_pass_whole_both_ways(dialect: str) -> None:
     prompt = json.dumps({"model": "m", "prompt": "x" * BIG}).encode()
 
     async def chunked() -> AsyncIterator[bytes]:
         for start in range(0, len(prompt), 100_000):
             yield prompt[start : start + 100_000]
 
-    async with pool(2) as endpoints, gateway(dialect, endpoints, changes=changes) as one:
+    async with pool(2) as endpoints, gateway(dialect, endpoints) as one:
         for body in (io.BytesIO(prompt), chunked()):
             status, worker, answer = await one.post(body, headers={SUBSET: endpoints[1]})
             assert (status, worker) == (200, endpoints[1])
@@ -310,15 +305,12 @@ async def test_event_stream_passes_unchanged_and_its_usage_is_read(dialect: str)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize("changes", SERVERS)
-async def test_event_stream_is_not_delayed_and_its_end_releases_the_load(
-    dialect: str, changes: Tree
-) -> None:
+async def test_event_stream_is_not_delayed_and_its_end_releases_the_load(dialect: str) -> None:
     port = free_port()
     endpoint = f"127.0.0.1:{port}"
     async with (
         served(event_app(EVENTS, ends=False), port),
-        gateway(dialect, [endpoint], responses="usage", changes=changes) as one,
+        gateway(dialect, [endpoint], responses="usage") as one,
     ):
         body = json.dumps(PROMPT).encode()
         async with one.session.post(f"{one.url}/v1/completions", data=body) as response:

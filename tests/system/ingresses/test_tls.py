@@ -14,12 +14,9 @@ from tests.ports import free_port
 from tests.system.system import System, chat, long_text, running
 from tests.waiting import until
 
-both = pytest.mark.parametrize("kind", ["grpcio", "lean"])
-
 
 @contextlib.asynccontextmanager
 async def system(
-    kind: str,
     identities: Identities,
     router_tls: dict[str, str],
     envoy_config: Callable[[Config], str] = render,
@@ -27,7 +24,7 @@ async def system(
     """Workers, a router that requires a client certificate, and Envoy with `router_tls`."""
     tls = identities.tls(is_mutual=True)
     files = {"certificate": tls.certificate, "key": tls.key, "client_ca": tls.client_ca}
-    extproc = {"listen": f"127.0.0.1:{free_port()}", "server": kind, "tls": files}
+    extproc = {"listen": f"127.0.0.1:{free_port()}", "tls": files}
     listeners = {name: f"127.0.0.1:{free_port()}" for name in ("listen", "admin")}
     envoy = {**listeners, "router_tls": {"ca": str(identities.ca_file), **router_tls}}
     changes = {"extproc": extproc, "envoy": envoy}
@@ -48,12 +45,11 @@ def without_certificate(config: Config) -> str:
     return render(replace(config, envoy=replace(config.envoy, router_tls=router_tls)))
 
 
-@both
 @pytest.mark.slow
-async def test_prefix_is_found_again_over_mutual_tls(kind: str, tmp_path: Path) -> None:
+async def test_prefix_is_found_again_over_mutual_tls(tmp_path: Path) -> None:
     identities = Identities(tmp_path)
-    async with system(kind, identities, own(identities)) as one:
-        body = chat(long_text(kind))
+    async with system(identities, own(identities)) as one:
+        body = chat(long_text("alpha"))
         _, worker, _ = await one.send(body)
         await one.learned(body, worker)
         assert [(await one.send(body))[:2] for _ in range(3)] == [(200, worker)] * 3
@@ -61,26 +57,24 @@ async def test_prefix_is_found_again_over_mutual_tls(kind: str, tmp_path: Path) 
         assert await one.metric(steered) == 3
 
 
-@both
 @pytest.mark.parametrize("fault", ["no certificate", "another name"])
 @pytest.mark.slow
 async def test_envoy_with_a_wrong_certificate_is_not_steered_and_loses_nothing(
-    kind: str, fault: str, tmp_path: Path
+    fault: str, tmp_path: Path
 ) -> None:
     identities = Identities(tmp_path)
     shows_none = fault == "no certificate"
     name, envoy_config = (NAME, without_certificate) if shows_none else ("other.test", render)
-    async with system(kind, identities, own(identities, name), envoy_config) as one:
-        body = chat(long_text(kind))
+    async with system(identities, own(identities, name), envoy_config) as one:
+        body = chat(long_text("alpha"))
         assert [(await one.send(body))[0] for _ in range(3)] == [200] * 3
         assert await one.metric("kvsteer_decision_seconds_count") == 0
 
 
-@both
 @pytest.mark.slow
-async def test_certificate_is_renewed_while_envoy_sends_requests(kind: str, tmp_path: Path) -> None:
+async def test_certificate_is_renewed_while_envoy_sends_requests(tmp_path: Path) -> None:
     identities = Identities(tmp_path)
-    async with system(kind, identities, own(identities)) as one:
+    async with system(identities, own(identities)) as one:
         expiry = 'kvsteer_tls_certificate_expiry_seconds{listener="extproc"}'
         before = await one.metric(expiry)
         assert before > 1.7e9

@@ -11,7 +11,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from extproc.config.schema import Config
 from extproc.envoy.envoy_config import render
 from tests.extproc.observing.otlp_sink import OtlpSink, running_sink
-from tests.ports import free_port
 from tests.system.system import System, chat, long_text, running
 from tests.waiting import until
 
@@ -66,15 +65,13 @@ async def ours(system: System, sink: OtlpSink) -> Span:
     return next(span for span in sink.spans() if span.name == OURS)
 
 
-@pytest.mark.parametrize("server", ["grpcio", "lean"])
 @pytest.mark.slow
 async def test_decision_span_is_a_child_of_the_span_of_envoy(
-    server: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    changes = {"extproc": {"listen": f"127.0.0.1:{free_port()}", "server": server}}
     async with running_sink() as sink:
         export_to(sink, monkeypatch)
-        async with running(changes=changes, envoy_config=traced_envoy(sink)) as system:
+        async with running(envoy_config=traced_envoy(sink)) as system:
             decision = await ours(system, sink)
 
             async def is_called_by_envoy() -> bool:

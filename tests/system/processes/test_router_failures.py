@@ -13,16 +13,9 @@ from tests.system.steering import Probes
 
 AWAY_REQUESTS = 60
 
-# Each server under clients that wait for answers, and one under arrivals that wait for nothing.
+# Under clients that wait for answers, and under arrivals that wait for nothing.
 loaded = pytest.mark.parametrize(
-    ("one_stage", "loop"),
-    [
-        ("lean", "closed"),
-        pytest.param("lean", "open", marks=pytest.mark.slow),
-        pytest.param("grpcio", "closed", marks=pytest.mark.slow),
-    ],
-    indirect=["one_stage"],
-    scope="package",
+    "loop", ["closed", pytest.param("open", marks=pytest.mark.slow)], scope="package"
 )
 
 Failure = Callable[[Stage, Load], Awaitable[None]]
@@ -76,7 +69,7 @@ async def judged(stage: Stage, name: str, loop: str, failure: Failure) -> Row:
             await failure(stage, load)
             steers = await probes.steered_after(await listens(stage))
             await load.goes_on(30)
-    row = Row(name, stage.server, loop, len(load.outcomes), *counted(load.outcomes))
+    row = Row(name, loop, len(load.outcomes), *counted(load.outcomes))
     return row._replace(steers_ms=1e3 * steers)
 
 
@@ -120,7 +113,7 @@ async def test_router_started_after_envoy_loses_no_request(
             await load.goes_on(AWAY_REQUESTS)
             stage.routers[0].start()
             steers = await probes.steered_after(await listens(stage))
-    row = Row("router down at start", stage.server, loop, *_figures(load))
+    row = Row("router down at start", loop, *_figures(load))
     table.append(row._replace(steers_ms=1e3 * steers))
     assert table[-1].lost_by_us == 0
 
@@ -156,7 +149,7 @@ async def test_killed_routers_of_two_lose_no_request(
             steers = await probes.steered_after(since)
             await load.goes_on(30)
     name = "one of two routers killed" if count == 1 else "both routers killed, one started"
-    row = Row(name, two.server, loop, *_figures(load))
+    row = Row(name, loop, *_figures(load))
     table.append(row._replace(steers_ms=1e3 * steers))
     assert table[-1].lost_by_us == 0
 

@@ -123,7 +123,7 @@ def sharing_stage(
     ports: tuple[int, int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stage]:
     url = f"redis://127.0.0.1:{ports[0]}"
-    with staged(tmp_path_factory.mktemp("sharing"), "lean", url) as stage:
+    with staged(tmp_path_factory.mktemp("sharing"), url) as stage:
         yield stage
 
 
@@ -257,7 +257,7 @@ async def test_routers_without_their_engine_decide_alone(
             await until(told.all_share, "they share again")
             again = time.monotonic() - ended
             await load.goes_on(30)
-    row = Row(name, two.server, loop, len(load.outcomes), *counted(load.outcomes))
+    row = Row(name, loop, len(load.outcomes), *counted(load.outcomes))
     note = f"alone after {1e3 * alone:.0f} ms, shared again after {1e3 * again:.0f}"
     table.append(row._replace(note=note))
     assert table[-1].lost_by_us == 0
@@ -278,6 +278,6 @@ async def test_restarted_sharing_engine_loses_no_request(
             await load.goes_on(30)
             await until(told.all_share, "they share again")
             again = time.monotonic() - ended
-    row = Row("engine restarted", two.server, loop, len(load.outcomes), *counted(load.outcomes))
+    row = Row("engine restarted", loop, len(load.outcomes), *counted(load.outcomes))
     table.append(row._replace(note=f"shared again after {1e3 * again:.0f} ms"))
     assert table[-1].lost_by_us == 0

@@ -15,8 +15,6 @@ from tests.system.stage import Stage
 from tests.system.system import CHAT
 from tests.waiting import until
 
-pytestmark = pytest.mark.parametrize("one_stage", ["lean"], indirect=True, scope="package")
-
 REQUESTS = 100
 
 
@@ -111,7 +109,7 @@ async def test_dead_worker_is_not_picked_until_it_is_back(
     note = f"left out after {took:.1f} s, back after {back:.1f} s"
     kind = "silent" if silently else "killed"
     lost, begun = counted(load.outcomes)
-    table.append(Row(f"worker {kind}, no probe configured", stage.server, "open",
+    table.append(Row(f"worker {kind}, no probe configured", "open",
                      len(load.outcomes), lost, begun, note=note))  # fmt: skip
     assert (picks, lost) == (0, 0)
 

@@ -14,8 +14,6 @@ from tests.system.stage import Stage
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.parametrize("loop", ["closed", "open"]),
-    # Which server carries the router's messages makes no difference to the workers.
-    pytest.mark.parametrize("one_stage", ["grpcio"], indirect=True, scope="package"),
 ]
 
 DURING = 150
@@ -107,7 +105,7 @@ async def test_workers_of_which_half_die_lose_no_more_than_without_a_router(
     stage: Stage, table: list[Row], loop: str
 ) -> None:
     load, plain, _ = await under_both(stage, loop, HalfDie())
-    table.append(_row("half the workers killed", stage, loop, load, plain))
+    table.append(_row("half the workers killed", loop, load, plain))
     assert table[-1].lost_by_us == 0
 
 
@@ -117,7 +115,7 @@ async def test_hanging_worker_gets_no_larger_share_than_without_a_router(
     load, plain, times = await under_both(stage, loop, OneHangs())
     ours, without = (_share(one, stage, times) for one in (load, plain))
     note = f"sent to it: {ours:.0%}, without us {without:.0%}"
-    table.append(_row("one worker hangs", stage, loop, load, plain)._replace(note=note))
+    table.append(_row("one worker hangs", loop, load, plain)._replace(note=note))
     assert table[-1].lost_by_us == 0
     assert {one.status for one in load.outcomes} == {OK}
     assert ours <= without + CHANCE
@@ -132,7 +130,7 @@ async def test_worker_that_answers_503_gets_no_larger_share_than_without_a_route
     note = f"sent to it: {ours:.0%}, without us {without:.0%}"
     for one in (load, plain):  # a worker has answered these
         one.outcomes = [each for each in one.outcomes if "overloaded" not in each.fault]
-    table.append(_row("one worker answers 503", stage, loop, load, plain)._replace(note=note))
+    table.append(_row("one worker answers 503", loop, load, plain)._replace(note=note))
     assert table[-1].lost_by_us == 0
     assert ours <= without + CHANCE
 
@@ -143,10 +141,9 @@ def _share(load: Load, stage: Stage, times: Times) -> float:
     return sum(one.worker == stage.endpoints[0] for one in meanwhile) / len(meanwhile)
 
 
-def _row(failure: str, stage: Stage, loop: str, load: Load, plain: Load) -> Row:
+def _row(failure: str, loop: str, load: Load, plain: Load) -> Row:
     return Row(
         failure,
-        stage.server,
         loop,
         len(load.outcomes),
         *counted(load.outcomes),

@@ -3,12 +3,13 @@
 Source: grpc/grpc, doc/PROTOCOL-HTTP2.md.
 """
 
-from enum import IntEnum
 from struct import Struct
 from typing import Final, NamedTuple
 
 from extproc.base.errors import CallError
-from extproc.http2.header_blocks import RequestHead, encode
+from extproc.http2.codes import Status
+from extproc.http2.messages import LONG_BYTES, LongMessage
+from tests.oracles.http2.header_blocks import RequestHead, encode
 
 _PREFIX: Final = Struct(">BI")
 PREFIX_BYTES: Final = 5
@@ -26,50 +27,7 @@ _PLAIN_TEXT: Final = (b"content-type", b"text/plain")
 OK_TRAILERS: Final = encode([(b"grpc-status", b"0")])
 
 
-class Status(IntEnum):
-    """The gRPC statuses used here (grpc/grpc, doc/statuscodes.md)."""
-
-    OK = 0
-    CANCELLED = 1
-    INVALID_ARGUMENT = 3
-    DEADLINE_EXCEEDED = 4
-    NOT_FOUND = 5
-    PERMISSION_DENIED = 7
-    RESOURCE_EXHAUSTED = 8
-    UNIMPLEMENTED = 12
-    INTERNAL = 13
-    UNAVAILABLE = 14
-
-
-# A message of this length or more is not joined by its reader, but passed on in parts of about this
-# length: joining all of it at once would hold up everybody else.
-LONG_BYTES: Final = 1024 * 1024
 _PART_BYTES: Final = 64 * 1024
-
-
-class MessageParts:
-    """A long message in parts: a thread can join them beside others."""
-
-    __slots__ = ("_bytes", "parts")
-
-    def __init__(self, parts: list[bytes]) -> None:
-        self.parts = parts
-        self._bytes = sum(map(len, parts))
-
-    def __len__(self) -> int:
-        return self._bytes
-
-
-Message = bytes | MessageParts
-
-
-class LongMessage(NamedTuple):
-    """A message to send, `before + body[:end] + behind`, whose body nobody copies."""
-
-    before: bytes
-    body: bytes
-    end: int
-    behind: bytes = b""
 
 
 def joined(message: LongMessage) -> bytes:

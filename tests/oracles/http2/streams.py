@@ -14,19 +14,19 @@
 
 import msgspec
 
-from extproc.base.errors import Http2Error
-from extproc.http2.frames import (
+from extproc.http2.codes import ErrorCode
+from extproc.http2.limits import Limits
+from tests.oracles.http2.errors import Http2Error
+from tests.oracles.http2.frames import (
     MAX_WINDOW,
-    ErrorCode,
     Flag,
     FrameType,
     rst_stream,
     uint32,
     window_update,
 )
-from extproc.http2.header_blocks import RequestHead
-from extproc.http2.limits import Limits
-from extproc.http2.outbox import Http2Stream, Outbox
+from tests.oracles.http2.header_blocks import RequestHead
+from tests.oracles.http2.outbox import Http2Stream, Outbox
 
 
 class Floods:

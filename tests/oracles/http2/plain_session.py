@@ -16,26 +16,26 @@ from extproc.http2.call_events import (
     PART,
     CallEvent,
 )
-from extproc.http2.connection import Connection
-from extproc.http2.frames import ErrorCode
-from extproc.http2.grpc_messages import (
+from extproc.http2.codes import ErrorCode, Status
+from extproc.http2.leftovers import FAULTY, KEPT_BACK, MORE, OVER
+from extproc.http2.limits import Limits
+from extproc.http2.messages import LongMessage
+from extproc.http2.reading import Reading
+from tests.oracles.http2.budget import Budget
+from tests.oracles.http2.connection import Connection
+from tests.oracles.http2.grpc_messages import (
     ANSWER_HEAD,
-    LongMessage,
     MessageReader,
     Piece,
     RefusedRequest,
-    Status,
     framed,
     joined,
     refusal_of,
     trailers,
     trailers_only,
 )
-from extproc.http2.header_blocks import BlockCache, RequestHead
-from extproc.http2.leftovers import FAULTY, KEPT_BACK, MORE, OVER
-from extproc.http2.limits import Budget, Limits, SharedBudget
-from extproc.http2.reading import Reading
-from extproc.http2.streams import Opened, Received
+from tests.oracles.http2.header_blocks import BlockCache, RequestHead
+from tests.oracles.http2.streams import Opened, Received
 
 # What a call takes of the budget besides its content: before its first message, and from then on.
 # A refused request whose answer waits takes as much as the first.
@@ -87,7 +87,7 @@ class PlainSession:
         self,
         limits: Limits,
         max_message_bytes: int,
-        budget: SharedBudget,
+        budget: Budget,
         cache: BlockCache,
         reading: Reading | None,
     ) -> None:
@@ -333,7 +333,7 @@ class PlainSessions:
         self._max_message_bytes = max_message_bytes
         self._cache = BlockCache()
 
-    def open(self, share: SharedBudget | None = None) -> PlainSession:
+    def open(self, share: Budget | None = None) -> PlainSession:
         """Returns the session of a new connection."""
         budget = self.budget if share is None else share
         return PlainSession(

@@ -16,8 +16,8 @@ import msgspec
 from hpack.exceptions import HPACKError, OversizedHeaderListError
 from hpack.hpack import Decoder
 
-from extproc.base.errors import Http2Error
-from extproc.http2.frames import ErrorCode
+from extproc.http2.codes import ErrorCode
+from tests.oracles.http2.errors import Http2Error
 
 # The first byte: 1xxxxxxx an index; 01xxxxxx, 0001xxxx and 0000xxxx literals, with the index of
 # their name or 0; 001xxxxx a table size. The x begin an integer (section 5.1).

@@ -1,17 +1,17 @@
 """Queues data to send: whole frames at once, DATA as the peer's windows allow (RFC 9113, 5.2)."""
 
-from extproc.http2.frames import (
+from extproc.http2.codes import ErrorCode
+from tests.oracles.http2.budget import Budget
+from tests.oracles.http2.frames import (
     DEFAULT_WINDOW,
     HEADER,
     MAX_FRAME_BYTES,
     MAX_WINDOW,
-    ErrorCode,
     Flag,
     FrameType,
     frame,
     rst_stream,
 )
-from extproc.http2.limits import SharedBudget
 
 
 class Http2Stream:
@@ -74,7 +74,7 @@ class Outbox:
     chunks, ready: the data to send, and the streams whose DATA may be sent.
     """
 
-    def __init__(self, budget: SharedBudget) -> None:
+    def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self.is_due = False
         self.chunks: list[bytes | memoryview] = []

@@ -5,7 +5,8 @@ from enum import IntEnum
 from struct import Struct
 from typing import Final
 
-from extproc.base.errors import Http2Error
+from extproc.http2.codes import ErrorCode
+from tests.oracles.http2.errors import Http2Error
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -49,25 +50,6 @@ class Flag(IntEnum):
     END_HEADERS = 0x4
     PADDED = 0x8
     PRIORITY = 0x20
-
-
-class ErrorCode(IntEnum):
-    """RFC 9113, section 7."""
-
-    NO_ERROR = 0
-    PROTOCOL_ERROR = 1
-    INTERNAL_ERROR = 2
-    FLOW_CONTROL_ERROR = 3
-    SETTINGS_TIMEOUT = 4
-    STREAM_CLOSED = 5
-    FRAME_SIZE_ERROR = 6
-    REFUSED_STREAM = 7
-    CANCEL = 8
-    COMPRESSION_ERROR = 9
-    CONNECT_ERROR = 10
-    ENHANCE_YOUR_CALM = 11
-    INADEQUATE_SECURITY = 12
-    HTTP_1_1_REQUIRED = 13
 
 
 class Setting(IntEnum):

@@ -6,11 +6,13 @@ connection error is answered by GOAWAY; then `fault` is set, and nothing more is
 
 from collections.abc import Callable
 
-from extproc.base.errors import Http2Error
-from extproc.http2 import frames
-from extproc.http2.frames import (
+from extproc.http2.codes import ErrorCode
+from extproc.http2.limits import Limits
+from tests.oracles.http2 import frames
+from tests.oracles.http2.budget import Budget
+from tests.oracles.http2.errors import Http2Error
+from tests.oracles.http2.frames import (
     DEFAULT_WINDOW,
-    ErrorCode,
     Flag,
     FrameReader,
     FrameType,
@@ -20,10 +22,9 @@ from extproc.http2.frames import (
     settings,
     window_update,
 )
-from extproc.http2.header_blocks import BlockCache, HeaderBlocks
-from extproc.http2.limits import Limits, SharedBudget
-from extproc.http2.outbox import Outbox
-from extproc.http2.streams import Aborted, Event, Floods, HeadJoiner, Streams
+from tests.oracles.http2.header_blocks import BlockCache, HeaderBlocks
+from tests.oracles.http2.outbox import Outbox
+from tests.oracles.http2.streams import Aborted, Event, Floods, HeadJoiner, Streams
 
 _PING_BYTES = 8
 _GOAWAY_LEAST_BYTES = 8
@@ -131,7 +132,7 @@ class Connection:
     `unsent` or any stream is `ready` for more; at once if it `is_due`.
     """
 
-    def __init__(self, limits: Limits, cache: BlockCache, budget: SharedBudget) -> None:
+    def __init__(self, limits: Limits, cache: BlockCache, budget: Budget) -> None:
         self.fault: Http2Error | None = None
         self._limits = limits
         self._reader = FrameReader()
