@@ -1,18 +1,14 @@
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self
-
-from msgspec import Raw
 
 from extproc.http2.limits import SharedBudget
 from extproc.http2.reading import Reading
 from extproc.http2.session import Session
 from extproc.routing.claim_table import Expected, Lifetimes, PlainMarkTable
-from extproc.routing.claims import Beyond, Claims
 from extproc.routing.load import Rates
 from extproc.routing.load_columns import LoadColumns
 from extproc.routing.load_numbers import PlainNumbers, PlainPace
-from extproc.routing.told import Place, Rules
-from kvstate.overlap import Overlap, Tokens
+from kvstate.overlap import Tokens
 
 def CompiledBudget(max_bytes: int, /) -> SharedBudget: ...  # noqa: N802
 def CompiledSession(  # noqa: N802
@@ -42,13 +38,6 @@ class CompiledPace(PlainPace): ...
 class CompiledNumbers(PlainNumbers): ...
 class CompiledMarkTable(PlainMarkTable): ...
 
-def chained(
-    key: Callable[[memoryview, int], int],
-    view: memoryview,
-    parts: tuple[slice, ...],
-    root: int,
-    /,
-) -> bytes: ...
 def expected(
     old: PlainMarkTable,
     young: PlainMarkTable,
@@ -58,27 +47,6 @@ def expected(
     lifetimes: Lifetimes,
     /,
 ) -> dict[str, Expected]: ...
-def weighed(
-    held: Sequence[Mapping[str, Overlap]],
-    expected: Sequence[Mapping[str, Expected]],
-    unsure: float,
-    worth: Callable[[Overlap, float], float],
-    claims: type[Claims],
-    /,
-) -> tuple[dict[str, Claims], list[Beyond]]: ...
-def held_tokens(name: str, overlaps: Sequence[Mapping[str, Overlap]], /) -> tuple[int, int]: ...
-def count_later(
-    told: Raw,
-    places: Mapping[int, Place],
-    endpoints: Mapping[str, Any],
-    router: str,
-    rules: Rules,
-    /,
-) -> list[int] | None: ...
-def are_plain_figures(told: Raw, /) -> bool: ...
-def bucketed(
-    bounds: tuple[float, ...], starts: tuple[float, ...], ends: tuple[float, ...], /
-) -> tuple[list[int], float]: ...
 def drawn(places: Sequence[int], count: int, random: Callable[[], float], /) -> list[int]: ...
 def lowest(
     ranks: Sequence[float] | Sequence[tuple[float, float]],

@@ -1,21 +1,18 @@
 /* The Python module extproc._core: checks and converts, then calls the session.
  *
  * extproc/http2/session.py describes the interface; its plain implementation is in Python. What the
- * module has for messages is in decoder.c, for the routing in columns.c, claims.c, mark_table.c,
- * numbers.c and told.c, for the tokens in turn_table.c. */
+ * module has for messages is in decoder.c, for the routing in columns.c, mark_table.c and
+ * numbers.c, for the tokens in turn_table.c. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
-#include "buckets.h"
-#include "claims.h"
 #include "columns.h"
 #include "decoder.h"
 #include "mark_table.h"
 #include "objects.h"
 #include "numbers.h"
 #include "session.h"
-#include "told.h"
 #include "turn_table.h"
 
 static bool arguments_are(Py_ssize_t given, Py_ssize_t wanted) {
@@ -488,15 +485,9 @@ static PyType_Spec session_spec = {"extproc._core.CompiledSession", sizeof(CoreS
     {#name, (PyCFunction)(void (*)(void))module_##function, METH_FASTCALL, NULL}
 
 static PyMethodDef module_functions[] = {
-    FUNCTION(chained, chained),
     FUNCTION(expected, expected),
-    FUNCTION(weighed, weighed),
-    FUNCTION(held_tokens, held),
     FUNCTION(drawn, drawn),
     FUNCTION(lowest, lowest),
-    FUNCTION(count_later, count_later),
-    {"are_plain_figures", module_are_plain_figures, METH_O, NULL},
-    FUNCTION(bucketed, bucketed),
     {"plain_chat", module_plain_chat, METH_VARARGS, NULL},
     {"turn_texts", module_turn_texts, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
@@ -523,8 +514,7 @@ PyMODINIT_FUNC PyInit__core(void) {
     if (!budget || !add_type(made, "CompiledSession", &session_spec) ||
         !decoder_add(made) ||
         !add_type(made, "CompiledColumns", &columns_spec) ||
-        !add_type(made, "TurnTable", &turn_table_spec) || !columns_prepare() ||
-        !claims_prepare() || !told_prepare()) {
+        !add_type(made, "TurnTable", &turn_table_spec) || !columns_prepare()) {
         Py_DECREF(made);
         return NULL;
     }

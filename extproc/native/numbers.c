@@ -202,6 +202,12 @@ static PyObject *numbers_told(CoreNumbers *self, PyObject *const *given, Py_ssiz
     return told;
 }
 
+/* How what other routers tell is counted: the time, the configured tokens per second, the seconds in
+ * which what was sent fades, and the most tokens that count as sent lately. */
+typedef struct {
+    double now, rate, window, most;
+} SharingRules;
+
 /* Adds what another router told; false if there is no room for it. */
 static bool share(CoreNumbers *self, long long requests, long long booked, double queued,
                   double sent, const SharingRules *rules) {
@@ -224,12 +230,6 @@ static bool share(CoreNumbers *self, long long requests, long long booked, doubl
     self->backlog_tokens = known < left ? known : left;
     self->backlog_at = rules->now;
     return true;
-}
-
-bool numbers_share_told(PyObject *numbers, long long requests, long long booked, double queued,
-                        double sent, const SharingRules *rules) {
-    return are_numbers(numbers) &&
-           share((CoreNumbers *)numbers, requests, booked, queued, sent, rules);
 }
 
 /* share(requests, booked, queued, sent, now, rate, window, most) */
