@@ -486,6 +486,7 @@ static PyType_Spec session_spec = {"extproc._core.CompiledSession", sizeof(CoreS
 
 static PyMethodDef module_functions[] = {
     FUNCTION(expected, expected),
+    FUNCTION(load_of, load_of),
     FUNCTION(drawn, drawn),
     FUNCTION(lowest, lowest),
     {"plain_chat", module_plain_chat, METH_VARARGS, NULL},
@@ -513,18 +514,18 @@ PyMODINIT_FUNC PyInit__core(void) {
     PyObject *budget = add_type(made, "CompiledBudget", &budget_spec);
     if (!budget || !add_type(made, "CompiledSession", &session_spec) ||
         !decoder_add(made) ||
-        !add_type(made, "CompiledColumns", &columns_spec) ||
+        !add_type(made, "LoadColumns", &columns_spec) ||
         !add_type(made, "TurnTable", &turn_table_spec) || !columns_prepare()) {
         Py_DECREF(made);
         return NULL;
     }
-    PyObject *marks = add_type(made, "CompiledMarkTable", &mark_table_spec);
+    PyObject *marks = add_type(made, "MarkTable", &mark_table_spec);
     if (!marks || !mark_table_prepare(marks)) {
         Py_DECREF(made);
         return NULL;
     }
-    PyObject *pace = add_type(made, "CompiledPace", &pace_spec);
-    PyObject *numbers = pace ? add_type(made, "CompiledNumbers", &numbers_spec) : NULL;
+    PyObject *pace = add_type(made, "Pace", &pace_spec);
+    PyObject *numbers = pace ? add_type(made, "LoadNumbers", &numbers_spec) : NULL;
     if (!numbers) {
         Py_DECREF(made);
         return NULL;

@@ -1,4 +1,4 @@
-/* The types CompiledPace and CompiledNumbers: what a decision reads of a worker's record. */
+/* The types Pace and LoadNumbers: what a decision reads of a worker's record. */
 #ifndef KVSTEER_NUMBERS_H
 #define KVSTEER_NUMBERS_H
 

@@ -14,16 +14,16 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from math import exp
 from typing import NamedTuple
 
 import msgspec
 
+from extproc._core import LoadColumns, LoadNumbers, load_of
 from extproc.routing.arrivals import Arrivals
-from extproc.routing.load_numbers import LoadNumbers, Told
+from extproc.routing.eligibility import Candidate
 from extproc.routing.pins import PinnedRank
 from extproc.routing.speed import LEAST_SECONDS, Common, Speed
-from extproc.routing.told import GaugesOf, Place, WorkerNews
+from extproc.routing.told import GaugesOf, Place, Told, WorkerNews
 from extproc.routing.transfers import FleetTransfers, Transfers
 from kvstate.overlap import Prompt
 
@@ -169,8 +169,6 @@ class Booking(msgspec.Struct, eq=False):
 # a window and of a report.
 Rates = tuple[float, float, float, float, float]
 
-_IDLE = Load()
-
 
 class Loads:
     """Reads and keeps the load of endpoints. Times are seconds of one monotonic clock.
@@ -184,7 +182,7 @@ class Loads:
 
     def __init__(
         self,
-        endpoints: Mapping[str, EndpointLoad],
+        endpoints: dict[str, EndpointLoad],
         prefill_tokens_per_second: float = PREFILL_TOKENS_PER_SECOND,
         touched: set[str] | None = None,
         *,
@@ -533,31 +531,11 @@ class Loads:
 
     def load(self, endpoint: str, now: float) -> Load:
         """Returns the current load of an endpoint."""
-        state = self._endpoints.get(endpoint)
-        if state is None:
-            return _IDLE
-        speed, numbers = state.speed, state.numbers
-        slowness = self._common.slowness if speed.is_even else speed.slowness
-        backlog, lately = numbers.backlog_tokens, numbers.lately_tokens
-        passed = now - numbers.backlog_at
-        if passed > 0.0:
-            if backlog:
-                backlog -= passed * self._rate * speed.pace
-                if backlog < 0.0:
-                    backlog = 0.0
-            if lately:
-                lately *= exp(-passed / UTILIZATION_SECONDS)
-        utilization = lately * slowness / self._capacity_tokens
-        in_flight, shared, report = numbers.in_flight, numbers.shared, state.report
-        if report is None:
-            return Load(in_flight, backlog, shared, utilization, None, 0.0, slowness)
-        age = max(0.0, now - report.asked_at)
-        share = 1.0 - age / REPORT_SECONDS
-        if share <= 0.0:
-            return Load(in_flight, backlog, shared, utilization, None, 0.0, slowness)
-        backlog += share * numbers.excess_tokens
-        others = shared + share * numbers.others
-        return Load(in_flight, backlog, others, utilization, report, age, slowness)
+        return load_of(Load, self._endpoints, endpoint, now, self.rates)
+
+    def columns(self, workers: Sequence[Candidate], now: float) -> LoadColumns:
+        """Returns the current loads of workers, in their order."""
+        return LoadColumns(Load, self._endpoints, workers, now, self.rates)
 
     def load_of_level(self, level: int, endpoint: str, now: float) -> Load:
         """Returns the load of an endpoint for a request of a class, by the level of that class.

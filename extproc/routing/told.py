@@ -7,6 +7,9 @@ import msgspec
 # Most workers of one message.
 MAX_WORKERS = 256
 
+# What a router tells of its requests: their number and tokens, as `extproc.routing.load.Gauges`.
+Told = tuple[int, int, int, int, int]
+
 # Where a worker is, and anything else.
 Place = tuple[str, Any]
 

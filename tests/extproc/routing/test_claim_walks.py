@@ -11,24 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing import claim_table, load_columns
-from extproc.routing.claim_table import (
-    Claim,
-    Costs,
-    Holdings,
-    Lifetimes,
-    MarkTable,
-    PlainMarkTable,
-    expected,
-    plain_expected,
-)
+from extproc._core import MarkTable, expected
+from extproc.routing.claim_table import Claim, Costs, Holdings, Lifetimes
 from extproc.routing.marks import Marks, packed
 from extproc.sharing.messages import ClaimNews
-from tests.without_core import without_core
-
-pytestmark = pytest.mark.skipif(
-    not load_columns.IS_COMPILED, reason="no C compiler at installation"
-)
+from tests.oracles.routing.mark_table import PlainMarkTable, plain_expected
 
 LIFETIMES = Lifetimes(speculative=5.0, grace=1.0, approximate=20.0)
 KEYS = range(9)
@@ -39,7 +26,7 @@ def fewer(claims: tuple[Claim, ...], since: float) -> tuple[Claim, ...]:
     return tuple([one for one in claims if one.sent_at > since])[:3]
 
 
-def table(make: Callable[..., Claim] = Claim, most: int = 5) -> PlainMarkTable:
+def table(make: Callable[..., Claim] = Claim, most: int = 5) -> MarkTable:
     return MarkTable(make, most, fewer, COSTS)
 
 
@@ -53,7 +40,7 @@ class Both:
         self.ours = table(makers[0])
         self.plain = PlainMarkTable(makers[1], 5, fewer, COSTS)
 
-    def __iter__(self) -> Iterator[PlainMarkTable]:
+    def __iter__(self) -> Iterator[MarkTable | PlainMarkTable]:
         return iter((self.ours, self.plain))
 
     def _make(self, numbers: Iterator[int], *fields: Any) -> Claim:
@@ -95,7 +82,9 @@ class Both:
         assert everything_in(self.ours) == everything_in(self.plain)
 
 
-def everything_in(table: PlainMarkTable) -> list[Sequence[tuple[int, tuple[Claim, ...]]]]:
+def everything_in(
+    table: MarkTable | PlainMarkTable,
+) -> list[Sequence[tuple[int, tuple[Claim, ...]]]]:
     return [table.stretches((key,), packed((key,))) for key in KEYS]
 
 
@@ -224,8 +213,3 @@ def test_compiled_tables_refuse_to_record_what_is_of_another_type(given_instead:
     told, places, known, bounds = given_instead
     with pytest.raises((TypeError, AttributeError, IndexError)):
         table().record_told(told, places, known, bounds, 0.0, 0.0)
-
-
-def test_walks_are_plain_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = without_core(claim_table, "extproc._core", monkeypatch)
-    assert (table.expected, table.MarkTable) == (table.plain_expected, table.PlainMarkTable)
