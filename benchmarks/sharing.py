@@ -27,12 +27,11 @@ import tempfile
 import time
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import uvloop
 from measure import NO_REFERENCE, CannotRunError, Figure, Goal, Row
 from rows import Run, arguments, run
@@ -42,7 +41,7 @@ from extproc.routing.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.homes import Homes
 from extproc.routing.load import Booking, EndpointLoad, Loads
 from extproc.routing.marks import marks_of
-from extproc.routing.told import BOOKED_TOKENS, IN_FLIGHT, Place
+from extproc.routing.told import Place, WorkerNews
 from extproc.running.event_loop import Sweeper
 from extproc.sharing.carriers import transport_of
 from extproc.sharing.reporter import Reporter
@@ -78,7 +77,7 @@ class AgedLoads(Loads):
     def record_reports(
         self,
         router: str,
-        told: msgspec.Raw,
+        told: Sequence[WorkerNews],
         places: Mapping[int, Place],
         now: float,
         *,
@@ -87,9 +86,9 @@ class AgedLoads(Loads):
         unknown = super().record_reports(router, told, places, now, is_known=is_known)
         for name in PROBES:
             counted = self.endpoints[name].gauges.get(router)
-            if counted is None or not counted[IN_FLIGHT]:
+            if counted is None or not counted.in_flight:
                 continue
-            probed_at = counted[BOOKED_TOKENS]
+            probed_at = counted.booked_tokens
             if self._probed_at.get((router, name)) != probed_at:
                 self._probed_at[router, name] = probed_at
                 self.ages.append(_now_us() - probed_at)

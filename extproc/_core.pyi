@@ -1,18 +1,27 @@
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+import builtins
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self, overload
 
-from msgspec import Raw
-
+from extproc.config.schema import Cost
 from extproc.http2.call_events import CallEvent
 from extproc.http2.messages import LongMessage
 from extproc.http2.reading import Reading
-from extproc.routing.claim_table import Expected, Lifetimes, PlainMarkTable
-from extproc.routing.claims import Beyond, Claims
-from extproc.routing.load import Rates
-from extproc.routing.load_columns import LoadColumns
-from extproc.routing.load_numbers import PlainNumbers, PlainPace
-from extproc.routing.told import Place, Rules
-from kvstate.overlap import Overlap, Tokens
+from extproc.routing.claim_table import (
+    Claim,
+    Costs,
+    Expected,
+    Holdings,
+    Lifetimes,
+    ToldBounds,
+    ToldClaim,
+    ToldCounts,
+    ToldPlaces,
+)
+from extproc.routing.eligibility import Candidate
+from extproc.routing.load import EndpointLoad, Load, Rates
+from extproc.routing.marks import Marked
+from extproc.routing.told import Told
+from kvstate.overlap import Tokens
 
 class Budget:
     """A limit of bytes for all together: unfinished messages, and answers that peers do not read.
@@ -156,58 +165,181 @@ class Decoder:
     def read(self, message: bytes, /) -> Any:
         """Returns what a message without a context says; None if it gives up."""
 
-def CompiledColumns(  # noqa: N802
-    load: type, endpoints: dict[str, Any], workers: Sequence[Any], now: float, rates: Rates, /
-) -> LoadColumns: ...
 
-class CompiledPace(PlainPace): ...
-class CompiledNumbers(PlainNumbers): ...
-class CompiledMarkTable(PlainMarkTable): ...
+# --- the arithmetic of a decision (columns.c, survey.c): tests/oracles/routing has it in Python ---
 
-def chained(
-    key: Callable[[memoryview, int], int],
-    view: memoryview,
-    parts: tuple[slice, ...],
-    root: int,
+# The loads of the compared workers, a row for each, in their order.
+class LoadColumns:
+    # load_class: Load. endpoints: the records by ip:port; a worker without one is idle. rates:
+    # those of `Loads`.
+    @overload
+    def __new__(
+        cls,
+        load_class: type[Load],
+        endpoints: dict[str, EndpointLoad],
+        workers: Sequence[Candidate],
+        now: float,
+        rates: Rates,
+        /,
+    ) -> Self: ...
+    # Of loads that are known already.
+    @overload
+    def __new__(cls, loads: Sequence[Load], /) -> Self: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, at: int, /) -> Load: ...
+    def __iter__(self) -> Iterator[Load]: ...
+    # Returns the weight of an uncached token, by the mean utilization of the first workers, and
+    # their shortest queue: tokens of a slow worker count as many times as it is slower. count: of
+    # them.
+    def affinity(self, count: int, cost: Cost, /) -> float: ...
+    # Returns what each of the workers costs, in tokens. saved: the tokens of the prompt by which
+    # they are preferred, by name. weighed: of the whole prompt. affinity: the weight of each.
+    # running: tokens for each request in flight.
+    def costs(
+        self,
+        workers: Sequence[Candidate],
+        saved: Mapping[str, float],
+        weighed: float,
+        affinity: float,
+        running: float,
+        /,
+    ) -> list[float]: ...
+    # Returns the requests on each, other routers' and reported ones included.
+    def requests(self) -> list[float]: ...
+
+# Returns the load of one endpoint, as a row of `LoadColumns`.
+def load_of(
+    load_class: type[Load],
+    endpoints: dict[str, EndpointLoad],
+    endpoint: str,
+    now: float,
+    rates: Rates,
     /,
-) -> bytes: ...
+) -> Load: ...
+
+# Returns `count` of these places, in the order in which they are drawn. One number of `random` is
+# the seed of all, since asking for each would cost more than the rest of a draw.
+def drawn(places: Sequence[int], count: int, random: Callable[[], float], /) -> list[int]: ...
+
+# Returns the indices of the lowest ranks, at most `count`; ties are broken at random. Without ties
+# among them, no random number is drawn.
+def lowest(ranks: list[float], count: int, random: Callable[[], float], /) -> list[int]: ...
+
+# --- the numbers of a load (numbers.c) ---
+
+# How fast a worker computes. slowness: how many times as long as configured a prompt takes. pace:
+# how many times as fast as configured its queue shrinks. is_even: whether it counts as average.
+class Pace:
+    slowness: float
+    pace: float
+    is_even: bool
+
+# The numbers of one endpoint. Times are seconds of one clock; now: the time. rate: the configured
+# tokens per second. window: seconds in which what was sent fades.
+#
+# in_flight: its requests. backlog_tokens: the estimated queue at backlog_at, in prompt tokens;
+# lately_tokens: those sent lately, older ones counting less, at the same time. booked_tokens: of
+# requests not known to be computed; sent_tokens: of all so far. ahead_tokens: other routers', since
+# this router's last request whose end of computing is announced: the next such request waits for
+# them. shared, shared_tokens: requests and booked tokens of routers that share. others,
+# excess_tokens: requests and tokens beyond those that its worker reported at asked_at.
+class LoadNumbers:
+    in_flight: int
+    shared: int
+    shared_tokens: int
+    backlog_tokens: float
+    backlog_at: float
+    lately_tokens: float
+    booked_tokens: float
+    sent_tokens: float
+    ahead_tokens: float
+    others: float
+    excess_tokens: float
+    asked_at: float
+    def __new__(cls, pace: Pace, /) -> Self: ...
+    # Returns the uncached tokens of known requests that are probably not computed yet.
+    def backlog(self, now: float, rate: float, /) -> float: ...
+    # Returns the uncached tokens sent lately, older ones counting less.
+    def lately(self, now: float, window: float, /) -> float: ...
+    # Adds a request with so many uncached tokens; returns the tokens queued before it.
+    def begin(self, tokens: float, now: float, rate: float, window: float, /) -> float: ...
+    # Removes a request's tokens from the booked ones. is_last: whether no other is queued; then
+    # rounding errors of the running sum end.
+    def leave(self, tokens: float, is_last: bool, /) -> None: ...
+    # Removes a request in flight.
+    def end(self, now: float, rate: float, window: float, /) -> None: ...
+    # Sets the estimate of the queue, to at most the tokens not known to be computed.
+    def bound(self, backlog: float, now: float, window: float, /) -> None: ...
+    # Returns what this router tells others of its own requests, as `Gauges`.
+    def told(self, now: float, rate: float, window: float, /) -> Told: ...
+    # Adds what another router told: requests and booked tokens, fewer if negative. queued, sent:
+    # tokens that join the queue, and those sent lately. most: so many of these, times the pace, may
+    # other routers' figures make.
+    def share(
+        self,
+        requests: int,
+        booked: int,
+        queued: float,
+        sent: float,
+        now: float,
+        rate: float,
+        window: float,
+        most: float,
+        /,
+    ) -> None: ...
+
+# --- the claims at marks (mark_table.c) ---
+
+# Every request looks into it, and writes to it, at each of its marks. make: makes a claim. most:
+# claims that a mark may have. fewer: chooses some of more; its second argument is when the requests
+# under way began at the earliest. costs: of memory. bytes: of all.
+class MarkTable:
+    @property
+    def bytes(self) -> int: ...
+    def __new__(
+        cls,
+        make: Callable[[Holdings, builtins.bytes, float, int, tuple[int, ...]], Claim],
+        most: int,
+        fewer: Callable[[tuple[Claim, ...], float], tuple[Claim, ...]],
+        costs: Costs,
+        /,
+    ) -> Self: ...
+    # Returns how many marks have a claim.
+    def __len__(self) -> int: ...
+    # Puts a new claim to its marks, and returns it; since: the second argument of `fewer`.
+    def record(self, holdings: Holdings, marks: Marked, now: float, since: float, /) -> Claim: ...
+    # Puts the claims of another router to their marks; see `ClaimTable.record_told`.
+    def record_told(
+        self,
+        told: Sequence[ToldClaim],
+        places: ToldPlaces,
+        known: dict[int, Claim],
+        bounds: ToldBounds,
+        now: float,
+        since: float,
+        /,
+    ) -> ToldCounts: ...
+    # Removes a claim from its marks.
+    def withdraw(self, claim: Claim, /) -> None: ...
+    # Returns the longest mark of each run of marks with the same claims, and these claims. Marks
+    # are looked up one by one, as far as they have claims.
+    def stretches(
+        self, lengths: Sequence[int], keys: builtins.bytes, /
+    ) -> Sequence[tuple[int, tuple[Claim, ...]]]: ...
+
+# Returns what each worker probably holds of a prompt with these marks, by two generations.
 def expected(
-    old: PlainMarkTable,
-    young: PlainMarkTable,
+    old: MarkTable,
+    young: MarkTable,
     lengths: Sequence[int],
     keys: bytes,
     now: float,
     lifetimes: Lifetimes,
     /,
 ) -> dict[str, Expected]: ...
-def weighed(
-    held: Sequence[Mapping[str, Overlap]],
-    expected: Sequence[Mapping[str, Expected]],
-    unsure: float,
-    worth: Callable[[Overlap, float], float],
-    claims: type[Claims],
-    /,
-) -> tuple[dict[str, Claims], list[Beyond]]: ...
-def held_tokens(name: str, overlaps: Sequence[Mapping[str, Overlap]], /) -> tuple[int, int]: ...
-def count_later(
-    told: Raw,
-    places: Mapping[int, Place],
-    endpoints: Mapping[str, Any],
-    router: str,
-    rules: Rules,
-    /,
-) -> list[int] | None: ...
-def are_plain_figures(told: Raw, /) -> bool: ...
-def bucketed(
-    bounds: tuple[float, ...], starts: tuple[float, ...], ends: tuple[float, ...], /
-) -> tuple[list[int], float]: ...
-def drawn(places: Sequence[int], count: int, random: Callable[[], float], /) -> list[int]: ...
-def lowest(
-    ranks: Sequence[float] | Sequence[tuple[float, float]],
-    count: int,
-    random: Callable[[], float],
-    /,
-) -> list[int] | None: ...
+
+# --- plain conversations (plain_chat.c, turn_table.c) ---
+
 def plain_chat(
     body: bytes, limited: bytes, /
 ) -> tuple[str | None, str | None, bytes, bytes] | None: ...

@@ -54,7 +54,7 @@ BESIDES = (
     "tests/extproc/tokenizing/test_added_tokens.py",
     "tests/extproc/tokenizing/test_empty_tools.py",
     "tests/extproc/tokenizing/test_kimi_chat.py",
-    "tests/extproc/tokenizing/test_turn_encoder.py",
+    "tests/extproc/tokenizing/test_plain_turns.py",
 )
 
 # Impure modules that tests may import as well, to set something up.

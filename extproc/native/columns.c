@@ -1,5 +1,5 @@
-/* The type CompiledColumns and the draws of extproc._core: extproc/routing/load_columns.py and
- * extproc/routing/draws.py describe them and have the same in Python. */
+/* The loads of the workers that a decision compares, in columns, and the draws: extproc/_core.pyi
+ * describes them. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
@@ -11,6 +11,7 @@
 typedef struct {
     WorkerLoad load;
     PyObject *report; /* NULL if it does not count */
+    PyObject *whole;  /* the load, if it was given as one; else NULL */
     bool is_known;    /* whether the worker has a record */
 } Row;
 
@@ -26,6 +27,11 @@ enum {
     NAME,
     NUMBERS,
     REPORT,
+    IN_FLIGHT,
+    BACKLOG_TOKENS,
+    OTHERS,
+    UTILIZATION,
+    SLOWNESS,
     AFFINITY_PERCENT,
     BUSY_AFFINITY_PERCENT,
     PREFILL_TOKENS_PER_SECOND,
@@ -36,6 +42,11 @@ static const char *const SPELLED[WORDS] = {"endpoint",
                                            "name",
                                            "numbers",
                                            "report",
+                                           "in_flight",
+                                           "backlog_tokens",
+                                           "others",
+                                           "utilization",
+                                           "slowness",
                                            "affinity_percent",
                                            "busy_affinity_percent",
                                            "prefill_tokens_per_second"};
@@ -51,12 +62,10 @@ static bool get_number(PyObject *object, int word, double *number) {
     return *number != -1.0 || !PyErr_Occurred();
 }
 
-static bool read_row(PyObject *endpoints, PyObject *worker, const SurveyRules *rules, Row *row) {
+/* Computes the load of an endpoint from its record; false after an error. */
+static bool read_row(PyObject *endpoints, PyObject *endpoint, const SurveyRules *rules, Row *row) {
     *row = (Row){.load = {.slowness = 1.0}};
-    PyObject *endpoint = PyObject_GetAttr(worker, words[ENDPOINT]);
-    if (!endpoint) return false;
     PyObject *state = PyDict_GetItemWithError(endpoints, endpoint);
-    Py_DECREF(endpoint);
     if (!state) return !PyErr_Occurred();
     WorkerRecord record;
     PyObject *numbers = PyObject_GetAttr(state, words[NUMBERS]);
@@ -69,15 +78,45 @@ static bool read_row(PyObject *endpoints, PyObject *worker, const SurveyRules *r
     return row->report || !row->load.counts;
 }
 
+/* Copies the numbers of a load; false after an error. */
+static bool read_whole(PyObject *whole, Row *row) {
+    *row = (Row){.whole = constant(whole)};
+    return get_number(whole, IN_FLIGHT, &row->load.in_flight) &&
+           get_number(whole, BACKLOG_TOKENS, &row->load.backlog_tokens) &&
+           get_number(whole, OTHERS, &row->load.others) &&
+           get_number(whole, UTILIZATION, &row->load.utilization) &&
+           get_number(whole, SLOWNESS, &row->load.slowness);
+}
+
+/* Returns a row as a load. */
+static PyObject *load_of_row(const Row *row, PyObject *load_class) {
+    const WorkerLoad *load = &row->load;
+    if (row->whole) return constant(row->whole);
+    if (!row->is_known) return PyObject_CallNoArgs(load_class);
+    PyObject *others = row->report ? PyFloat_FromDouble(load->others)
+                                   : PyLong_FromDouble(load->others); /* they are counted */
+    PyObject *report = row->report ? row->report : Py_None;
+    PyObject *values = Py_BuildValue("(ndNdOdd)", (Py_ssize_t)load->in_flight, load->backlog_tokens,
+                                     others, load->utilization, report, load->age_seconds,
+                                     load->slowness);
+    PyObject *made = values ? PyObject_CallObject(load_class, values) : NULL;
+    Py_XDECREF(values);
+    return made;
+}
+
 static void columns_dealloc(CoreColumns *self) {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
-    for (Py_ssize_t n = 0; n < self->count; n++) Py_XDECREF(self->rows[n].report);
+    for (Py_ssize_t n = 0; n < self->count; n++) {
+        Py_XDECREF(self->rows[n].report);
+        Py_XDECREF(self->rows[n].whole);
+    }
     PyMem_Free(self->rows);
     Py_XDECREF(self->load_class);
     PyObject_Free(self);
     Py_DECREF(type);
 }
 
+/* Reads a row for each worker: from its endpoint's record, or without rules from the load itself. */
 static bool read_rows(CoreColumns *self, PyObject *endpoints, PyObject *workers,
                       const SurveyRules *rules) {
     Py_ssize_t count = PySequence_Size(workers);
@@ -86,34 +125,62 @@ static bool read_rows(CoreColumns *self, PyObject *endpoints, PyObject *workers,
     if (!self->rows) return PyErr_NoMemory() != NULL;
     while (self->count < count) {
         PyObject *worker = PySequence_GetItem(workers, self->count);
-        bool is_read = worker && read_row(endpoints, worker, rules, &self->rows[self->count]);
+        PyObject *endpoint = worker && rules ? PyObject_GetAttr(worker, words[ENDPOINT]) : NULL;
+        Row *row = &self->rows[self->count];
+        *row = (Row){0};
+        bool is_read = endpoint ? read_row(endpoints, endpoint, rules, row)
+                                : worker && !rules && read_whole(worker, row);
+        Py_XDECREF(endpoint);
         Py_XDECREF(worker);
-        if (!is_read) return false;
         self->count++;
+        if (!is_read) return false;
     }
     return true;
 }
 
+static bool read_rules(double now, PyObject *rates, SurveyRules *rules) {
+    double each[5];
+    if (!numbers_of(rates, each, 5)) return false;
+    *rules = (SurveyRules){.now = now,
+                           .rate = each[0],
+                           .capacity_tokens = each[1],
+                           .common_slowness = each[2],
+                           .utilization_seconds = each[3],
+                           .report_seconds = each[4]};
+    return true;
+}
+
+/* LoadColumns(loads), or LoadColumns(load_class, endpoints, workers, now, rates) */
 static PyObject *columns_new(PyTypeObject *type, PyObject *given, PyObject *Py_UNUSED(named)) {
-    PyObject *load_class, *endpoints, *workers, *rates;
-    double now, each[5];
-    if (!PyArg_ParseTuple(given, "OO!OdO", &load_class, &PyDict_Type, &endpoints, &workers, &now,
-                          &rates) ||
-        !numbers_of(rates, each, 5))
-        return NULL;
-    SurveyRules rules = {.now = now,
-                         .rate = each[0],
-                         .capacity_tokens = each[1],
-                         .common_slowness = each[2],
-                         .utilization_seconds = each[3],
-                         .report_seconds = each[4]};
-    CoreColumns *self = (CoreColumns *)PyType_GenericAlloc(type, 0);
+    PyObject *load_class = NULL, *endpoints = NULL, *workers, *rates;
+    double now;
+    SurveyRules rules;
+    bool has_loads = PyTuple_Size(given) == 1;
+    bool is_given = has_loads
+                        ? PyArg_ParseTuple(given, "O", &workers)
+                        : PyArg_ParseTuple(given, "OO!OdO", &load_class, &PyDict_Type, &endpoints,
+                                           &workers, &now, &rates) &&
+                              read_rules(now, rates, &rules);
+    CoreColumns *self = is_given ? (CoreColumns *)PyType_GenericAlloc(type, 0) : NULL;
     if (!self) return NULL;
-    Py_INCREF(load_class);
+    Py_XINCREF(load_class);
     self->load_class = load_class;
-    if (read_rows(self, endpoints, workers, &rules)) return (PyObject *)self;
+    if (read_rows(self, endpoints, workers, has_loads ? NULL : &rules)) return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
+}
+
+/* load_of(load_class, endpoints, endpoint, now, rates) */
+PyObject *module_load_of(PyObject *Py_UNUSED(module), PyObject *const *given, Py_ssize_t were) {
+    double now;
+    SurveyRules rules;
+    Row row;
+    if (!are_given(given, were, "odooo") || !read_numbers(given + 3, &now, 1) ||
+        !read_rules(now, given[4], &rules))
+        return NULL;
+    PyObject *load = read_row(given[1], given[2], &rules, &row) ? load_of_row(&row, given[0]) : NULL;
+    Py_XDECREF(row.report);
+    return load;
 }
 
 static Py_ssize_t columns_length(PyObject *self) { return ((CoreColumns *)self)->count; }
@@ -124,18 +191,7 @@ static PyObject *columns_item(PyObject *object, Py_ssize_t at) {
         PyErr_SetString(PyExc_IndexError, "no such worker");
         return NULL;
     }
-    const Row *row = &self->rows[at];
-    const WorkerLoad *load = &row->load;
-    if (!row->is_known) return PyObject_CallNoArgs(self->load_class);
-    PyObject *others = row->report ? PyFloat_FromDouble(load->others)
-                                   : PyLong_FromDouble(load->others); /* they are counted */
-    PyObject *report = row->report ? row->report : Py_None;
-    PyObject *values = Py_BuildValue("(ndNdOdd)", (Py_ssize_t)load->in_flight, load->backlog_tokens,
-                                     others, load->utilization, report, load->age_seconds,
-                                     load->slowness);
-    PyObject *made = values ? PyObject_CallObject(self->load_class, values) : NULL;
-    Py_XDECREF(values);
-    return made;
+    return load_of_row(&self->rows[at], self->load_class);
 }
 
 /* affinity(count, cost): by the mean utilization and the shortest queue of the first workers. */
@@ -216,7 +272,7 @@ static PyMethodDef columns_methods[] = {
 };
 
 static PyType_Slot columns_slots[] = {
-    {Py_tp_doc, "Compiled columns; extproc.routing.load_columns describes them."},
+    {Py_tp_doc, "The loads of compared workers; extproc/_core.pyi describes them."},
     {Py_tp_new, columns_new},
     {Py_tp_dealloc, columns_dealloc},
     {Py_tp_methods, columns_methods},
@@ -225,13 +281,8 @@ static PyType_Slot columns_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec columns_spec = {"extproc._core.CompiledColumns", sizeof(CoreColumns), 0,
+PyType_Spec columns_spec = {"extproc._core.LoadColumns", sizeof(CoreColumns), 0,
                             Py_TPFLAGS_DEFAULT, columns_slots};
-
-static PyObject *none(void) {
-    Py_IncRef(Py_None); /* kvstate/native/module.c says why */
-    return Py_None;
-}
 
 /* Returns a seed from random(), a number from 0 to below 1; false after an error. */
 static bool draw_seed(PyObject *random, uint64_t *seed) {
@@ -337,12 +388,11 @@ static Py_ssize_t find_lowest(const Ranked *rows, Py_ssize_t number, Ranked *fou
     return known;
 }
 
-/* Reads ranks; false if one is no plain number. */
+/* Reads ranks; false after an error. */
 static bool read_ranks(PyObject *ranks, Ranked *rows, Py_ssize_t number) {
     for (Py_ssize_t n = 0; n < number; n++) {
-        PyObject *rank = PyList_GetItem(ranks, n);
-        if (!PyFloat_CheckExact(rank)) return false;
-        rows[n] = (Ranked){PyFloat_AsDouble(rank), 0, n};
+        rows[n] = (Ranked){PyFloat_AsDouble(PyList_GetItem(ranks, n)), 0, n};
+        if (rows[n].rank == -1.0 && PyErr_Occurred()) return false;
     }
     return true;
 }
@@ -372,20 +422,19 @@ static PyObject *lowest_of(Ranked *rows, Py_ssize_t number, Ranked *found, Py_ss
     return places_of(found, known < count ? known : count);
 }
 
-/* lowest(ranks, count, random): the places of the lowest ranks, ties in random order; None if they
- * are no list of numbers. */
+/* lowest(ranks, count, random): the places of the lowest ranks, ties in random order. */
 PyObject *module_lowest(PyObject *Py_UNUSED(module), PyObject *const *given, Py_ssize_t were) {
     Py_ssize_t count;
-    if (!are_given(given, were, "ooo") || !read_size(given[1], &count)) return NULL;
+    if (!are_given(given, were, "loo") || !read_size(given[1], &count)) return NULL;
     PyObject *ranks = given[0], *random = given[2];
-    Py_ssize_t number = PyList_CheckExact(ranks) ? PyList_Size(ranks) : -1;
+    Py_ssize_t number = PyList_Size(ranks);
     if (count > number) count = number;
-    if (count < 0) return none();
+    if (count < 0) count = 0;
     Ranked *rows = PyMem_Malloc(sizeof(Ranked) * (size_t)(number + count + 1));
     if (!rows) return PyErr_NoMemory();
     PyObject *made = read_ranks(ranks, rows, number)
                          ? lowest_of(rows, number, rows + number, count, random)
-                         : none();
+                         : NULL;
     PyMem_Free(rows);
     return made;
 }

@@ -1,5 +1,5 @@
-/* The type CompiledMarkTable of extproc._core: extproc/routing/claim_table.py describes it and has the
- * same in Python. A slot's extra is a reference to the claims of a mark, a tuple. */
+/* The claims at marks: extproc/_core.pyi describes them. A slot's extra is a reference to the claims
+ * of a mark, a tuple. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
@@ -513,7 +513,7 @@ static PyObject *marks_withdraw(MarkTable *self, PyObject *claim) {
 
 /* --- the type --- */
 
-/* CompiledMarkTable(make, most, fewer, (slot, place, keys)) */
+/* MarkTable(make, most, fewer, (slot, place, keys)) */
 static PyObject *marks_new(PyTypeObject *type, PyObject *given, PyObject *Py_UNUSED(named)) {
     PyObject *make, *fewer, *costs;
     Py_ssize_t most;
@@ -571,7 +571,7 @@ static PyMemberDef marks_members[] = {
 };
 
 static PyType_Slot marks_slots[] = {
-    {Py_tp_doc, "Compiled claims at marks; extproc.routing.claim_table describes them."},
+    {Py_tp_doc, "The claims at marks; extproc/_core.pyi describes them."},
     {Py_tp_new, marks_new},
     {Py_tp_dealloc, marks_dealloc},
     {Py_mp_length, marks_length},
@@ -580,7 +580,7 @@ static PyType_Slot marks_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec mark_table_spec = {"extproc._core.CompiledMarkTable", sizeof(MarkTable), 0,
+PyType_Spec mark_table_spec = {"extproc._core.MarkTable", sizeof(MarkTable), 0,
                                Py_TPFLAGS_DEFAULT, marks_slots};
 
 bool mark_table_prepare(PyObject *type) {

@@ -11,20 +11,11 @@
 
 enum { MARK_KEY_BYTES = 8 };
 
-static inline uint64_t mark_key_order(uint64_t key) {
-    return __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? key : __builtin_bswap64(key);
-}
-
-/* Reads and writes the key of a mark: extproc.routing.marks.packed has the layout. */
+/* Reads the key of a mark: extproc.routing.marks.packed has the layout. */
 static inline uint64_t mark_key_read(const char *from) {
     uint64_t key;
     memcpy(&key, from, sizeof key);
-    return mark_key_order(key);
-}
-
-static inline void mark_key_write(char *to, uint64_t key) {
-    key = mark_key_order(key);
-    memcpy(to, &key, sizeof key);
+    return __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? key : __builtin_bswap64(key);
 }
 
 extern PyType_Spec mark_table_spec;

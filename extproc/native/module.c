@@ -1,21 +1,17 @@
 /* The Python module extproc._core: checks and converts, then calls the session.
  *
  * extproc/_core.pyi describes the interface. What the module has for messages is in decoder.c, for
- * the routing in columns.c, claims.c, mark_table.c, numbers.c and told.c, for the tokens in
- * turn_table.c. */
+ * the routing in columns.c, mark_table.c and numbers.c, for the tokens in turn_table.c. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
-#include "buckets.h"
-#include "claims.h"
 #include "columns.h"
 #include "decoder.h"
 #include "mark_table.h"
 #include "objects.h"
 #include "numbers.h"
 #include "session.h"
-#include "told.h"
 #include "turn_table.h"
 
 static bool arguments_are(Py_ssize_t given, Py_ssize_t wanted) {
@@ -528,15 +524,10 @@ static PyObject *module_header_fields(PyObject *Py_UNUSED(module), PyObject *giv
     {#name, (PyCFunction)(void (*)(void))module_##function, METH_FASTCALL, NULL}
 
 static PyMethodDef module_functions[] = {
-    FUNCTION(chained, chained),
     FUNCTION(expected, expected),
-    FUNCTION(weighed, weighed),
-    FUNCTION(held_tokens, held),
+    FUNCTION(load_of, load_of),
     FUNCTION(drawn, drawn),
     FUNCTION(lowest, lowest),
-    FUNCTION(count_later, count_later),
-    {"are_plain_figures", module_are_plain_figures, METH_O, NULL},
-    FUNCTION(bucketed, bucketed),
     {"header_fields", module_header_fields, METH_O, NULL},
     {"plain_chat", module_plain_chat, METH_VARARGS, NULL},
     {"turn_texts", module_turn_texts, METH_VARARGS, NULL},
@@ -563,19 +554,18 @@ PyMODINIT_FUNC PyInit__core(void) {
     PyObject *budget = add_type(made, "Budget", &budget_spec);
     if (!budget || !add_type(made, "Session", &session_spec) ||
         !decoder_add(made) ||
-        !add_type(made, "CompiledColumns", &columns_spec) ||
-        !add_type(made, "TurnTable", &turn_table_spec) || !columns_prepare() ||
-        !claims_prepare() || !told_prepare()) {
+        !add_type(made, "LoadColumns", &columns_spec) ||
+        !add_type(made, "TurnTable", &turn_table_spec) || !columns_prepare()) {
         Py_DECREF(made);
         return NULL;
     }
-    PyObject *marks = add_type(made, "CompiledMarkTable", &mark_table_spec);
+    PyObject *marks = add_type(made, "MarkTable", &mark_table_spec);
     if (!marks || !mark_table_prepare(marks)) {
         Py_DECREF(made);
         return NULL;
     }
-    PyObject *pace = add_type(made, "CompiledPace", &pace_spec);
-    PyObject *numbers = pace ? add_type(made, "CompiledNumbers", &numbers_spec) : NULL;
+    PyObject *pace = add_type(made, "Pace", &pace_spec);
+    PyObject *numbers = pace ? add_type(made, "LoadNumbers", &numbers_spec) : NULL;
     if (!numbers) {
         Py_DECREF(made);
         return NULL;

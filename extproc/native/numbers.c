@@ -1,5 +1,5 @@
-/* The types CompiledPace and CompiledNumbers of extproc._core: extproc/routing/load_numbers.py
- * describes them and has the same in Python. */
+/* The numbers of an endpoint's load, and the arithmetic of its queue: extproc/_core.pyi describes
+ * them. */
 #define PY_SSIZE_T_CLEAN
 #include "numbers.h"
 #include "objects.h"
@@ -65,14 +65,14 @@ static PyMemberDef pace_members[] = {
 };
 
 static PyType_Slot pace_slots[] = {
-    {Py_tp_doc, "A compiled pace; extproc.routing.load_numbers describes it."},
+    {Py_tp_doc, "How fast a worker computes; extproc/_core.pyi describes it."},
     {Py_tp_new, pace_new},
     {Py_tp_dealloc, pace_dealloc},
     {Py_tp_members, pace_members},
     {0, NULL},
 };
 
-PyType_Spec pace_spec = {"extproc._core.CompiledPace", sizeof(CorePace), 0,
+PyType_Spec pace_spec = {"extproc._core.Pace", sizeof(CorePace), 0,
                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, pace_slots};
 
 /* --- the numbers --- */
@@ -202,6 +202,12 @@ static PyObject *numbers_told(CoreNumbers *self, PyObject *const *given, Py_ssiz
     return told;
 }
 
+/* How what other routers tell is counted: the time, the configured tokens per second, the seconds in
+ * which what was sent fades, and the most tokens that count as sent lately. */
+typedef struct {
+    double now, rate, window, most;
+} SharingRules;
+
 /* Adds what another router told; false if there is no room for it. */
 static bool share(CoreNumbers *self, long long requests, long long booked, double queued,
                   double sent, const SharingRules *rules) {
@@ -224,12 +230,6 @@ static bool share(CoreNumbers *self, long long requests, long long booked, doubl
     self->backlog_tokens = known < left ? known : left;
     self->backlog_at = rules->now;
     return true;
-}
-
-bool numbers_share_told(PyObject *numbers, long long requests, long long booked, double queued,
-                        double sent, const SharingRules *rules) {
-    return are_numbers(numbers) &&
-           share((CoreNumbers *)numbers, requests, booked, queued, sent, rules);
 }
 
 /* share(requests, booked, queued, sent, now, rate, window, most) */
@@ -265,7 +265,7 @@ static PyMemberDef numbers_members[] = {
 };
 
 static PyType_Slot numbers_slots[] = {
-    {Py_tp_doc, "Compiled numbers of a load; extproc.routing.load_numbers describes them."},
+    {Py_tp_doc, "The numbers of a load; extproc/_core.pyi describes them."},
     {Py_tp_new, numbers_new},
     {Py_tp_dealloc, numbers_dealloc},
     {Py_tp_traverse, numbers_traverse},
@@ -275,7 +275,7 @@ static PyType_Slot numbers_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec numbers_spec = {"extproc._core.CompiledNumbers", sizeof(CoreNumbers), 0,
+PyType_Spec numbers_spec = {"extproc._core.LoadNumbers", sizeof(CoreNumbers), 0,
                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, numbers_slots};
 
 bool numbers_read(PyObject *object, WorkerRecord *record) {

@@ -1,47 +1,10 @@
-"""Prometheus histograms: observations counted by bounds, with traces as exemplars.
-
-Many values at once are counted by what is compiled if a C compiler was available
-(extproc/native/buckets.c); `plain_bucketed` does the same in Python, and tests compare both.
-"""
+"""Prometheus histograms: observations counted by bounds, with traces as exemplars."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from operator import add, sub
 from typing import NamedTuple
 
-from prometheus_client.core import (
-    Exemplar,
-    HistogramMetricFamily,
-)
-
-from extproc.base.compiled import compiled_or
-
-# As in extproc/native/buckets.c.
-_MOST_BOUNDS = 32
-
-
-def plain_bucketed(
-    bounds: tuple[float, ...], starts: tuple[float, ...], ends: tuple[float, ...]
-) -> tuple[list[int], float]:
-    """Returns how many spans each bound is the least for, how many exceed all, and their sum.
-
-    bounds: ascending. A span is an end less its start.
-
-    Raises:
-        ValueError: there are more than 32 bounds, or not as many ends as starts.
-    """
-    if len(bounds) > _MOST_BOUNDS:
-        raise ValueError("too many bounds")
-    if len(starts) != len(ends):
-        raise ValueError("not as many ends as starts")
-    counts, total = [0] * (len(bounds) + 1), 0.0
-    for span in map(sub, ends, starts):
-        counts[bisect_left(bounds, span)] += 1
-        total += span
-    return counts, total
-
-
-bucketed = compiled_or("bucketed", plain_bucketed)
+from prometheus_client.core import Exemplar, HistogramMetricFamily
 
 
 class TracedValue(NamedTuple):
@@ -75,13 +38,13 @@ class Buckets:
 
     def observe_all(self, values: Sequence[float]) -> None:
         """Counts many values."""
-        self.observe_spans((0.0,) * len(values), tuple(values))
+        for value in values:
+            self.observe(value)
 
-    def observe_spans(self, starts: tuple[float, ...], ends: tuple[float, ...]) -> None:
+    def observe_spans(self, starts: Sequence[float], ends: Sequence[float]) -> None:
         """Counts many values, each an end less its start."""
-        counts, total = bucketed(self.bounds, starts, ends)
-        self.counts = list(map(add, self.counts, counts))
-        self.total += total
+        for start, end in zip(starts, ends, strict=True):
+            self.observe(end - start)
 
     def show(self, seen: TracedValue) -> None:
         """Makes an observation the exemplar of its bucket."""

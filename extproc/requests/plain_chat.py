@@ -1,21 +1,15 @@
 """Reads the bytes of plain chat completions: messages of a role and a text, and nothing unusual.
 
 Most requests are plain. Where they are in a body is found without decoding it, so that contents
-which are known already need not be decoded again (`extproc.tokenizing.plain_turns`). It is only
-compiled (extproc/native/plain_chat.c): without it, and for whatever it does not accept, bodies are
-decoded (`chat_request`), with the same outcome.
+which are known already need not be decoded again (`extproc.tokenizing.plain_turns`). The core reads
+them (extproc/native/plain_chat.c). Whatever it does not accept is decoded (`chat_request`), with
+the same outcome.
 """
 
 from collections.abc import Iterable
 
+from extproc._core import plain_chat
 from extproc.requests.chat_request import LIMITED_FIELDS
-
-try:
-    from extproc._core import plain_chat as _plain_chat
-except ImportError:  # there was no C compiler at installation
-    IS_COMPILED = False
-else:
-    IS_COMPILED = True
 
 
 def _behind_lengths(words: Iterable[bytes]) -> bytes:
@@ -43,7 +37,7 @@ def read_plain(body: bytes) -> PlainChat | None:
 
     Then any decoder that accepts the contents accepts the body, and finds the same.
     """
-    return _plain_chat(body, _LIMITED) if IS_COMPILED else None
+    return plain_chat(body, _LIMITED)
 
 
 def roles_in(letters: bytes) -> tuple[str, ...]:

@@ -9,20 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from extproc.base.compiled import compiled_or
 from extproc.config.schema import Cost
 from extproc.routing.claim_table import Expected
 from kvstate.overlap import Overlap, worth_tokens
-
-__all__ = [
-    "NO_CLAIMS",
-    "Claims",
-    "claims_of",
-    "held_tokens",
-    "plain_held",
-    "plain_weighed",
-    "weighed",
-]
 
 # In this state a feed is complete: blocks missing in the index are not cached, or on their way.
 LIVE = "live"
@@ -44,10 +33,6 @@ NO_CLAIMS = Claims()
 
 _NOTHING_HELD: Mapping[str, Overlap] = {}
 
-# What is expected on a worker beyond what it certainly holds: the prompt's number, the worker's
-# name, and the lengths.
-Beyond = tuple[int, str, Expected]
-
 
 def claims_of(
     held: Sequence[Mapping[str, Overlap]],
@@ -63,23 +48,38 @@ def claims_of(
     was sent there counts. block_size: returns the block size of a worker's cache, in tokens.
     """
     unsure = cost.uncertain_percent / 100
-    found, beyond = weighed(held, expected, unsure, worth_tokens, Claims)
-    for number, name, lengths in beyond:  # usually none, whatever the states are
+    found = _weighed(held, unsure)
+    for number, each in enumerate(expected):
         overlaps = held[number] if held else _NOTHING_HELD
-        known = overlaps.get(name)
-        certain = 0 if known is None else known.certain_tokens
-        is_live = bool(held) and state(name) == LIVE
-        length = lengths[0] if is_live else lengths[1]
-        if held and length > certain:  # engines keep only whole blocks
-            length -= length % block_size(name)
-        if length <= certain:
-            continue
-        behind = length - certain
-        percent = cost.speculative_percent if is_live else cost.approximate_percent
-        more = behind * percent / 100
-        if known is not None:
-            more = max(0.0, more - unsure * known.uncertain_tokens)
-        found[name] = _added(found.get(name, NO_CLAIMS), more, behind, is_live=is_live)
+        for name, (speculative, approximate) in each.items():
+            known = overlaps.get(name)
+            certain = 0 if known is None else known.certain_tokens
+            if approximate <= certain:  # the usual case; speculative ones are approximate as well
+                continue
+            is_live = bool(held) and state(name) == LIVE
+            length = speculative if is_live else approximate
+            if held and length > certain:  # engines keep only whole blocks
+                length -= length % block_size(name)
+            if length <= certain:
+                continue
+            behind = length - certain
+            percent = cost.speculative_percent if is_live else cost.approximate_percent
+            more = behind * percent / 100
+            if known is not None:
+                more = max(0.0, more - unsure * known.uncertain_tokens)
+            found[name] = _added(found.get(name, NO_CLAIMS), more, behind, is_live=is_live)
+    return found
+
+
+def _weighed(held: Sequence[Mapping[str, Overlap]], unsure: float) -> dict[str, Claims]:
+    """Returns what overlaps are worth, by worker. unsure: the value of an uncertain token."""
+    found: dict[str, Claims] = {}
+    for overlaps in held:
+        for name, overlap in overlaps.items():
+            saved = worth_tokens(overlap, unsure)
+            if name in found:
+                saved += found[name].saved
+            found[name] = Claims(saved)
     return found
 
 
@@ -91,44 +91,12 @@ def _added(before: Claims, more: float, behind: int, *, is_live: bool) -> Claims
     return Claims(saved, speculative, approximate + behind)
 
 
-# What every request takes is compiled if a C compiler was available (extproc/native/claims.c); the
-# `plain_` functions do the same, and tests compare the two.
-
-
-def plain_weighed(
-    held: Sequence[Mapping[str, Overlap]],
-    expected: Sequence[Mapping[str, Expected]],
-    unsure: float,
-    worth: Callable[[Overlap, float], float],
-    claims: type[Claims],
-    /,
-) -> tuple[dict[str, Claims], list[Beyond]]:
-    """Returns what overlaps are worth, by worker, and what is expected beyond certain tokens.
-
-    held, expected: as in `claims_of`. unsure: the value of an uncertain token. worth: returns what
-    an overlap saves. claims: makes a worker's claims of the tokens that it saves.
-    """
-    found: dict[str, Claims] = {}
-    for overlaps in held:
-        for name, overlap in overlaps.items():
-            tokens = worth(overlap, unsure)
-            found[name] = claims(tokens + found[name].saved if name in found else tokens)
-    beyond: list[Beyond] = []
-    for number, each in enumerate(expected):
-        overlaps = held[number] if held else _NOTHING_HELD
-        for name, lengths in each.items():
-            known = overlaps.get(name)
-            if max(lengths) > (0 if known is None else known.certain_tokens):
-                beyond.append((number, name, lengths))
-    return found, beyond
-
-
-def plain_held(name: str, overlaps: Sequence[Mapping[str, Overlap]], /) -> tuple[int, int]:
+def held_tokens(name: str, held: Sequence[Mapping[str, Overlap]]) -> tuple[int, int]:
     """Returns how many tokens a worker certainly holds of prompts, and how many perhaps."""
-    own = [each[name] for each in overlaps if name in each]
-    certain = sum([one.certain_tokens for one in own])
-    return certain, sum([one.uncertain_tokens for one in own])
-
-
-held_tokens = compiled_or("held_tokens", plain_held)
-weighed = compiled_or("weighed", plain_weighed)
+    certain = uncertain = 0
+    for overlaps in held:
+        own = overlaps.get(name)
+        if own is not None:
+            certain += own.certain_tokens
+            uncertain += own.uncertain_tokens
+    return certain, uncertain

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from extproc._core import lowest
 from extproc.requests.outline import BYTES_PER_TOKEN
 from extproc.requests.request_class import RequestClass
 from extproc.requests.tenant_salt import Tenant
 from extproc.routing.belonging import CONVERSATION, RESPONSE, Belonging, belonging_of
 from extproc.routing.claim_table import ClaimTable
 from extproc.routing.claims import NO_CLAIMS, Claims, claims_of, held_tokens
-from extproc.routing.draws import lowest
 from extproc.routing.eligibility import ANY, Candidate, Roster, places_without, why_excluded
 from extproc.routing.fetching import Fetch, lower_costs
 from extproc.routing.load import Load
@@ -480,7 +480,7 @@ def _order(
     if len(candidates) != len(workers):
         workers = [workers[at] for at in candidates]
         costs = [costs[at] for at in candidates]
-    ranks: Order = costs
+    ranks = costs
     if snapshot.policy != "cost":  # the usual one needs nothing more
         ranks = _ranks(candidates, survey, workers, costs, saved, weighed, snapshot)
     count = endpoints_named(snapshot.rules, is_duplex=False)
@@ -491,7 +491,7 @@ def _ranks(
     candidates: Sequence[int],
     survey: Survey,
     workers: Sequence[Candidate],
-    costs: Sequence[float],
+    costs: list[float],
     saved: Mapping[str, float],
     weighed: float,
     snapshot: Snapshot,

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from extproc._core import LoadColumns
 from extproc.config.schema import Cost
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Load
-from extproc.routing.load_columns import LoadColumns
 
 # Of more peers, only those that hold most are compared.
 MAX_PEERS = 8

@@ -14,27 +14,16 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from math import exp
 from typing import NamedTuple
 
 import msgspec
 
+from extproc._core import LoadColumns, LoadNumbers, load_of
 from extproc.routing.arrivals import Arrivals
-from extproc.routing.load_numbers import LoadNumbers, Told
+from extproc.routing.eligibility import Candidate
 from extproc.routing.pins import PinnedRank
 from extproc.routing.speed import LEAST_SECONDS, Common, Speed
-from extproc.routing.told import (
-    BOOKED_TOKENS,
-    IN_FLIGHT,
-    NOTHING_COUNTED,
-    SENT_TOKENS,
-    Counted,
-    GaugesOf,
-    Place,
-    count_later,
-    counted,
-    decoded_figures,
-)
+from extproc.routing.told import GaugesOf, Place, Told, WorkerNews
 from extproc.routing.transfers import FleetTransfers, Transfers
 from kvstate.overlap import Prompt
 
@@ -150,7 +139,7 @@ class EndpointLoad:
         self.bookings: set[Booking] = set()
         self.queued: dict[Booking, None] = {}
         self.report: LoadSample | None = None
-        self.gauges: dict[str, Counted] = {}
+        self.gauges: dict[str, GaugesOf] = {}
         self.levels: dict[int, LevelLoad] = {}
         self.transfers = Transfers()
 
@@ -180,8 +169,6 @@ class Booking(msgspec.Struct, eq=False):
 # a window and of a report.
 Rates = tuple[float, float, float, float, float]
 
-_IDLE = Load()
-
 
 class Loads:
     """Reads and keeps the load of endpoints. Times are seconds of one monotonic clock.
@@ -195,7 +182,7 @@ class Loads:
 
     def __init__(
         self,
-        endpoints: Mapping[str, EndpointLoad],
+        endpoints: dict[str, EndpointLoad],
         prefill_tokens_per_second: float = PREFILL_TOKENS_PER_SECOND,
         touched: set[str] | None = None,
         *,
@@ -426,7 +413,7 @@ class Loads:
     def record_reports(
         self,
         router: str,
-        told: msgspec.Raw,
+        told: Sequence[WorkerNews],
         places: Mapping[int, Place],
         now: float,
         *,
@@ -434,16 +421,10 @@ class Loads:
     ) -> int:
         """Records another router's figures of some workers; returns how many of them are unknown.
 
-        told: the figures, which `extproc.routing.told.are_figures` found to be sound. places: the
-        workers by their ids in messages. is_known: as in `record_report`.
+        places: the workers by their ids in messages. is_known: as in `record_report`.
         """
-        rules = (now, self._rate, UTILIZATION_SECONDS, self._most_told)
-        left = count_later(told, places, self._endpoints, router, rules)
-        if left is not None and not left:  # the usual case
-            return 0
-        news = decoded_figures(told)
         unknown = 0
-        for one in news if left is None else [news[at] for at in left]:
+        for one in told:
             place = places.get(one.worker)
             if place is None or not self.record_report(
                 router, place[0], one, now, is_known=is_known
@@ -462,20 +443,22 @@ class Loads:
         state = self._endpoints.get(endpoint)
         if state is None:
             return False
-        before, after = state.gauges.get(router), counted(gauges)
-        state.gauges[router] = after
+        before = state.gauges.get(router)
+        state.gauges[router] = gauges
+        requests, booked = gauges.in_flight, gauges.booked_tokens
         if before is None:
             self.routers.add(router)
-            before = NOTHING_COUNTED
             more, lately = self._new_tokens(state, gauges, now, is_known=is_known)
         else:
-            more = after[SENT_TOKENS] - before[SENT_TOKENS]
+            requests -= before.in_flight
+            booked -= before.booked_tokens
+            more = gauges.sent_tokens - before.sent_tokens
             if more < 0:  # the router restarted, or re-added the worker
                 more = gauges.sent_tokens
             lately = more
         state.numbers.share(
-            after[IN_FLIGHT] - before[IN_FLIGHT],
-            after[BOOKED_TOKENS] - before[BOOKED_TOKENS],
+            requests,
+            booked,
             more,
             lately,
             now,
@@ -498,7 +481,7 @@ class Loads:
     def in_flight_of(self, router: str) -> int:
         """Returns another router's requests in flight, as it reported."""
         states = self._endpoints.values()
-        return sum(told[IN_FLIGHT] for one in states if (told := one.gauges.get(router)))
+        return sum(told.in_flight for one in states if (told := one.gauges.get(router)))
 
     def forget(self, router: str, now: float) -> None:
         """Removes all figures of another router."""
@@ -507,8 +490,8 @@ class Loads:
             before = state.gauges.pop(router, None)
             if before is not None:
                 numbers = state.numbers
-                numbers.shared -= before[IN_FLIGHT]
-                numbers.shared_tokens -= before[BOOKED_TOKENS]
+                numbers.shared -= before.in_flight
+                numbers.shared_tokens -= before.booked_tokens
                 backlog = numbers.backlog(now, self._rate)
                 numbers.bound(backlog, now, UTILIZATION_SECONDS)
 
@@ -548,31 +531,11 @@ class Loads:
 
     def load(self, endpoint: str, now: float) -> Load:
         """Returns the current load of an endpoint."""
-        state = self._endpoints.get(endpoint)
-        if state is None:
-            return _IDLE
-        speed, numbers = state.speed, state.numbers
-        slowness = self._common.slowness if speed.is_even else speed.slowness
-        backlog, lately = numbers.backlog_tokens, numbers.lately_tokens
-        passed = now - numbers.backlog_at
-        if passed > 0.0:
-            if backlog:
-                backlog -= passed * self._rate * speed.pace
-                if backlog < 0.0:
-                    backlog = 0.0
-            if lately:
-                lately *= exp(-passed / UTILIZATION_SECONDS)
-        utilization = lately * slowness / self._capacity_tokens
-        in_flight, shared, report = numbers.in_flight, numbers.shared, state.report
-        if report is None:
-            return Load(in_flight, backlog, shared, utilization, None, 0.0, slowness)
-        age = max(0.0, now - report.asked_at)
-        share = 1.0 - age / REPORT_SECONDS
-        if share <= 0.0:
-            return Load(in_flight, backlog, shared, utilization, None, 0.0, slowness)
-        backlog += share * numbers.excess_tokens
-        others = shared + share * numbers.others
-        return Load(in_flight, backlog, others, utilization, report, age, slowness)
+        return load_of(Load, self._endpoints, endpoint, now, self.rates)
+
+    def columns(self, workers: Sequence[Candidate], now: float) -> LoadColumns:
+        """Returns the current loads of workers, in their order."""
+        return LoadColumns(Load, self._endpoints, workers, now, self.rates)
 
     def load_of_level(self, level: int, endpoint: str, now: float) -> Load:
         """Returns the load of an endpoint for a request of a class, by the level of that class.

@@ -7,7 +7,7 @@ of a shorter one less than 64 tokens.
 
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Protocol
@@ -15,7 +15,6 @@ from typing import Protocol
 import msgspec
 import xxhash
 
-from extproc.base.compiled import compiled_or
 from extproc.requests.outline import BYTES_PER_TOKEN, Outline
 from kvstate.overlap import Tokens
 
@@ -121,25 +120,9 @@ def marks_of(root: int, prompt: Tokens) -> Marks:
     """
     view = memoryview(prompt).cast("B")
     count = bisect_right(_ENDS, len(view) - BYTES_PER_TOKEN)
-    return Marks(FIRST_LENGTHS[count], chained(_key, view, _PARTS[:count], root))
-
-
-def plain_chained(
-    key: Callable[[memoryview, int], int],
-    view: memoryview,
-    parts: tuple[slice, ...],
-    root: int,
-    /,
-) -> bytes:
-    """Returns the keys of a buffer's parts, in each of which the key before it is mixed.
-
-    It is compiled if a C compiler was available (extproc/native/claims.c).
-    """
     keys: list[int] = []
-    for part in parts:
-        root = key(view[part], root)
-        keys.append(root)
-    return packed(keys)
-
-
-chained = compiled_or("chained", plain_chained)
+    key = root
+    for part in _PARTS[:count]:
+        key = _key(view[part], key)
+        keys.append(key)
+    return Marks(FIRST_LENGTHS[count], packed(keys))

@@ -18,7 +18,6 @@ from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate, Roster
 from extproc.routing.homes import Homes
 from extproc.routing.load import Booking, Load, Loads
-from extproc.routing.load_columns import columns_of
 from extproc.routing.pins import RankChoice
 from extproc.routing.policies import policy_of
 from extproc.routing.query import Query, Snapshot
@@ -126,7 +125,6 @@ class Placing:
         self._upstreams = fleet.upstreams
         policy = config.policy
         self.loads = fleet.loads
-        self._columns = partial(columns_of, self.loads)
         self.claims = ClaimTable(
             secret if telling is None else telling.secret,
             policy.sent_bytes,
@@ -182,7 +180,7 @@ class Placing:
             doubted=self._upstreams.doubts() if self.fleet.has_roles else (),
             ranks=ranks,
             sample=sample,
-            columns=self._columns if query.of_class is None else None,
+            columns=self.loads.columns if query.of_class is None else None,
         )
 
     def _usual_snapshot(self, model: str | None, workers: Sequence[Candidate]) -> Snapshot:
@@ -199,7 +197,7 @@ class Placing:
             roster=Roster(workers),
             homes=self.homes,
             conversations=self._conversations,
-            columns=self._columns,
+            columns=self.loads.columns,
             arrivals=self.loads.arrivals,
         )
 

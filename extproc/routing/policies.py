@@ -23,16 +23,8 @@ from typing import Protocol
 import msgspec
 
 from extproc.config import schema
-from extproc.config.schema import Cost, Policy
+from extproc.config.schema import Policy
 from extproc.config.sections import CacheAware, PrefixCacheSettings
-
-# From this utilization on, the delay of later requests counts in full.
-FULL_WEIGHT_UTILIZATION = 0.25
-
-# If even the idlest worker has a queue, a token delays this many more requests for each second of
-# it, up to a maximum.
-WAITING_A_SECOND = 1.0
-MAX_WAITING = 10.0
 
 
 class Chance(Protocol):
@@ -40,24 +32,6 @@ class Chance(Protocol):
 
     def random(self) -> float:
         """Returns a random number from 0 to below 1."""
-
-
-def affinity_of(cost: Cost, utilization: float, queued_seconds: float = 0.0) -> float:
-    """Returns the weight of an uncached token, relative to a token queued before the request.
-
-    utilization: u, 0 to 1, the mean of the fleet's workers. Each token delays later requests in
-    proportion to u / (1 - u). The weight is bounded, since u is a rough estimate, and lower at a
-    low u: one burst does not make a busy fleet. queued_seconds: how long the idlest worker's queue
-    takes. All requests within that time wait for each token, wherever they go.
-    """
-    waiting = 1.0
-    if utilization < 0.5:
-        waiting = utilization / (1.0 - utilization)
-        if utilization < FULL_WEIGHT_UTILIZATION:
-            waiting *= utilization / FULL_WEIGHT_UTILIZATION
-    if queued_seconds > 0.0:
-        waiting += min(MAX_WAITING, WAITING_A_SECOND * queued_seconds)
-    return (cost.affinity_percent + cost.busy_affinity_percent * waiting) / 100
 
 
 class Columns(msgspec.Struct, frozen=True, gc=False):
@@ -68,15 +42,16 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
     """
 
     prompt_tokens: float
-    costs: Sequence[float]
+    costs: list[float]
     saved: Callable[[], Sequence[float]]
-    in_flight: Callable[[], Sequence[float]]
+    in_flight: Callable[[], list[float]]
     turn: int
     cache_aware: CacheAware = CacheAware()
     prefix_cache: PrefixCacheSettings = PrefixCacheSettings()
 
 
-Order = Sequence[float] | Sequence[tuple[float, float]]
+# Ranks, of which the lowest is the best.
+Order = list[float]
 Ranking = Callable[[Columns], Order]
 
 
@@ -93,7 +68,7 @@ def by_least_request(columns: Columns) -> Order:
 def by_turn(columns: Columns) -> Order:
     """Ranks the workers in turn (round robin)."""
     count = len(columns.costs)
-    return [(place - columns.turn) % count for place in range(count)]
+    return [float((place - columns.turn) % count) for place in range(count)]
 
 
 def by_chance(columns: Columns) -> Order:
@@ -111,7 +86,7 @@ def by_cache_aware(columns: Columns) -> Order:
     saved = columns.saved()
     if is_unbalanced or max(saved, default=0.0) <= enough:
         return requests
-    return [(-tokens, own) for tokens, own in zip(saved, requests, strict=True)]
+    return _ranks_of([(-tokens, own) for tokens, own in zip(saved, requests, strict=True)])
 
 
 def by_prefix_cache(columns: Columns) -> Order:
@@ -120,10 +95,18 @@ def by_prefix_cache(columns: Columns) -> Order:
     if not requests or max(requests) - min(requests) > knobs.imbalance_requests:
         return requests
     limit = fmean(requests) + knobs.sigma_percent / 100 * pstdev(requests)
-    return [
-        (-tokens if own <= limit else 0.0, own)
-        for tokens, own in zip(columns.saved(), requests, strict=True)
-    ]
+    return _ranks_of(
+        [
+            (-tokens if own <= limit else 0.0, own)
+            for tokens, own in zip(columns.saved(), requests, strict=True)
+        ]
+    )
+
+
+def _ranks_of(pairs: Sequence[tuple[float, float]]) -> Order:
+    """Returns the ranks of pairs: the second number counts where the first ones are equal."""
+    rank_of = {pair: float(at) for at, pair in enumerate(sorted(set(pairs)))}
+    return [rank_of[pair] for pair in pairs]
 
 
 POLICIES: Mapping[str, Ranking] = {

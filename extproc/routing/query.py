@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 from msgspec import structs
 
+from extproc._core import LoadColumns
 from extproc.config.schema import Policy
 from extproc.media.prompts import MediaPrompt
 from extproc.requests.outline import Outline
@@ -16,7 +17,6 @@ from extproc.routing.eligibility import ANY, Candidate, Demand, Roster
 from extproc.routing.fetching import Offers
 from extproc.routing.homes import Homes
 from extproc.routing.load import Load
-from extproc.routing.load_columns import LoadColumns
 from extproc.routing.ranks import Ranks
 from kvstate.overlap import Overlap, Prompt
 

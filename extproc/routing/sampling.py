@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from extproc._core import drawn
 from extproc.config.schema import Policy
-from extproc.routing.draws import drawn
 from extproc.routing.policies import Chance
 
 # The policies that may compare only a sample of the workers; the others need all.

@@ -17,7 +17,7 @@ from math import exp, inf
 from statistics import median, median_low
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from extproc.routing.load_numbers import Pace
+from extproc._core import Pace
 
 # The bounds of slowness.
 MIN_SLOWNESS, MAX_SLOWNESS = 1 / 16, 16.0

@@ -5,11 +5,11 @@ from itertools import compress
 
 import msgspec
 
+from extproc._core import LoadColumns
 from extproc.config.schema import Cost
 from extproc.requests.request_class import RequestClass
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Load
-from extproc.routing.load_columns import LoadColumns, PlainColumns
 from extproc.routing.query import Snapshot
 from extproc.routing.spread import Rows, Spread
 
@@ -67,7 +67,7 @@ def survey_of(
         workers = list(map(workers.__getitem__, places))
     columns = snapshot.columns
     if columns is None:
-        loads: LoadColumns = PlainColumns([load(worker.endpoint, now) for worker in workers])
+        loads = LoadColumns([load(worker.endpoint, now) for worker in workers])
     else:
         loads = columns(workers, now)
     cost = snapshot.rules.cost
@@ -111,7 +111,7 @@ def _affinity_of_sound(
     Failing workers are idle, which says nothing about the others.
     """
     sound = list(compress(loads, [one.endpoint not in ejected for one in workers]))
-    columns = PlainColumns(sound) if sound else loads
+    columns = LoadColumns(sound) if sound else loads
     return columns.affinity(len(columns), cost)
 
 

@@ -203,17 +203,9 @@ class Queries:
         course.parsed_at = course.clock()
         if isinstance(read, Query):
             return read
-        query = self._by_turns(*read) or await self._tokenized(*read, body, course)
+        query = await self._tokenized(*read, body, course)
         course.tokenized_at = course.clock()
         return query
-
-    def _by_turns(self, request: InferenceRequest, served: Served) -> Query | None:
-        """Returns the query for a conversation of which most is known; None for any other."""
-        try:
-            keyed = self._tokens.tokenize_turns(request, served.model)
-        except Exception:  # noqa: BLE001 - whatever it is, `_tokenized` meets it again
-            return None
-        return None if keyed is None else _keyed(request, served, keyed)
 
     def _speaks(self, name: str | None) -> Dialect:
         """Returns the dialect in which a request is read first, by the name of its model."""

@@ -31,7 +31,7 @@ from extproc.routing.marks import (
     packed,
     unpacked,
 )
-from extproc.routing.told import NO_FIGURES, are_figures
+from extproc.routing.told import MAX_WORKERS, WorkerNews
 from kvstate.errors import KVSteerError
 from kvstate.undecodable import UNDECODABLE
 
@@ -265,12 +265,12 @@ class RouterNews(msgspec.Struct, frozen=True, array_like=True):
     sender's messages from 1. sent_us: when it was sent, by the sender's wall clock, in microseconds
     since 1970. is_hello: whether it asks the others for all their figures and open claims.
     is_whole: whether this message completes a report of all workers to which the sender ever sent
-    anything. workers: the figures of those that changed, or of all, as `extproc.routing.told` reads
-    them. claims: the new ones, or the open ones if another router asked. ended, withdrawn: the
-    numbers of claims that ended or were withdrawn. challenges: to routers whose messages do not
-    count for the sender yet. answers: the numbers of challenges to the sender. outlines: claims of
-    prompts without known tokens. homes: where conversations belong, in the order in which it became
-    so. items: what media items are. Older routers skip these three.
+    anything. workers: the figures of those that changed, or of all. claims: the new ones, or the
+    open ones if another router asked. ended, withdrawn: the numbers of claims that ended or were
+    withdrawn. challenges: to routers whose messages do not count for the sender yet. answers: the
+    numbers of challenges to the sender. outlines: claims of prompts without known tokens. homes:
+    where conversations belong, in the order in which it became so. items: what media items are.
+    Older routers skip these three.
     """
 
     origin: _Name
@@ -279,7 +279,7 @@ class RouterNews(msgspec.Struct, frozen=True, array_like=True):
     sent_us: _Number
     is_hello: bool = False
     is_whole: bool = False
-    workers: msgspec.Raw = NO_FIGURES
+    workers: Annotated[tuple[WorkerNews, ...], msgspec.Meta(max_length=MAX_WORKERS)] = ()
     claims: Annotated[tuple[ClaimNews, ...], msgspec.Meta(max_length=MAX_CLAIMS)] = ()
     ended: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MAX_OVER)] = ()
     withdrawn: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MAX_OVER)] = ()
@@ -339,8 +339,6 @@ def _is_sound(news: RouterNews) -> bool:
     Plain loops: generators would take as long as all else here.
     """
     origin = news.origin
-    if not are_figures(news.workers):
-        return False
     if not origin.isascii() or not origin.isprintable() or " " in origin:
         return False
     for claim in news.claims:

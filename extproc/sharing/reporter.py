@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from extproc.routing.claim_table import Claim
 from extproc.routing.load import Loads
-from extproc.routing.told import MAX_WORKERS, WorkerNews, encoded_figures
+from extproc.routing.told import MAX_WORKERS, WorkerNews
 from extproc.sharing.home_reports import HomeReports, some_of
 from extproc.sharing.item_reports import ItemReports
 from extproc.sharing.messages import (
@@ -246,7 +246,7 @@ class Reporter:
                 wall_us,
                 self._says_hello,
                 is_all,
-                encoded_figures(some_workers),
+                some_workers,
                 tuple([one for one in some_begun if isinstance(one, ClaimNews)]),
                 some_ended,
                 some_withdrawn,

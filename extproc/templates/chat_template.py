@@ -75,7 +75,7 @@ from extproc.templates.bounds import (
 from extproc.templates.content_flow import only_writes_contents
 from extproc.templates.conversions import merged_developers, merged_systems, with_reasoning
 from extproc.templates.sglang_template import Render, SglangTemplate
-from extproc.templates.skeletons import Skeleton, Skeletons
+from extproc.templates.skeletons import Skeletons
 
 # The tag that transformers uses.
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -561,12 +561,6 @@ class ChatTemplate:
     def skeletons(self) -> Skeletons | None:
         """Its skeletons, None if contents decide what it writes."""
         return self._skeletons
-
-    def skeleton(self, chat: Chat) -> Skeleton | None:
-        """Returns the skeleton of a conversation, None if there is none, or none known yet."""
-        if self._skeletons is None or chat.roles is None or not chat.is_usual:
-            return None
-        return self._skeletons.known(chat.roles)
 
     def _by_skeleton(
         self, chat: Chat, roles: tuple[str, ...], skeletons: Skeletons, budget_seconds: float

@@ -94,13 +94,6 @@ class Turns(NamedTuple):
     last: str
     strips: bool
 
-    def of(self, messages: Messages) -> list[str]:
-        """Returns the texts of turns with the contents of messages; joined, they are the text."""
-        contents = map(_content, messages)
-        if self.strips:
-            contents = map(str.strip, contents)
-        return [*map("".join, zip(self.before, contents, self.behind, strict=False)), self.last]
-
 
 def _alternate(count: int, places: Sequence[int]) -> list[int]:
     """Returns the numbers of all parts: those around contents, with the contents between them."""

@@ -1,10 +1,13 @@
 """Turns plain conversations into ids by the bytes of their bodies, and reads only the new turns.
 
-It does what `turn_encoder` does, but finds contents as they are written in the body, by the
-compiled table (extproc/native/turn_table.c): a known content is neither decoded nor made into a
-text again. A turn is known by its content and its shape, which is the number of what a template
-writes around it for a role. Memory is bounded in bytes: two generations of turns are kept; when the
-younger one is full, the older one is dropped.
+Where it is known what a template writes around contents (`extproc.templates.skeletons`), and an
+added token before each turn at which a text can be cut (`tokenizer_layout`), a prompt's ids are
+those of its turns, one after the other. So every turn is tokenized once, whatever conversations it
+is in. Contents are found as they are written in the body, by a table in the core
+(extproc/native/turn_table.c): a known content is neither decoded nor made into a text again. A turn
+is known by its content and its shape, which is the number of what a template writes around it for a
+role. Memory is bounded in bytes: two generations of turns are kept; when the younger one is full,
+the older one is dropped.
 """
 
 import os
@@ -15,18 +18,16 @@ from typing import NamedTuple
 
 import msgspec
 
+from extproc._core import TurnTable, turn_texts
 from extproc.base.errors import RequestError
 from extproc.requests.chat_request import BILLING_LINE
-from extproc.requests.plain_chat import IS_COMPILED, PlainChat, roles_in
+from extproc.requests.plain_chat import PlainChat, roles_in
 from extproc.requests.prompt import CONVERSATION
 from extproc.templates.skeletons import MOST_SEQUENCES, Skeletons, Turns
-from extproc.tokenizing.text_encoder import Encoder
+from extproc.tokenizing.text_encoder import Encoder, TextEncoder
 from extproc.tokenizing.tokenizer_layout import Cutter
 from kvstate.overlap import Tokens
 from kvstate.undecodable import UNDECODABLE
-
-if IS_COMPILED:
-    from extproc._core import TurnTable, turn_texts
 
 # Memory of all turns of a model.
 MAX_TURN_BYTES = 64 * 1024 * 1024
@@ -186,13 +187,13 @@ def _decoded(body: bytes, spans: bytes, turns: Turns, at: int) -> str | None:
 
 
 def plain_turns(
-    encoder: Encoder, cutter: Cutter | None, skeletons: Skeletons | None, text_forms: int
+    texts: TextEncoder, skeletons: Skeletons | None, text_forms: int
 ) -> PlainTurns | None:
-    """Returns the turns of a model's plain conversations; None if it takes a decoder, a template or
-    the whole text to know them.
+    """Returns the turns of a model's plain conversations; None if it takes a template or the whole
+    text to know them.
 
-    text_forms: of all its texts.
+    texts: encodes the model's texts. text_forms: of all its texts.
     """
-    if not IS_COMPILED or cutter is None or skeletons is None:
+    if texts.cutter is None or skeletons is None:
         return None
-    return PlainTurns(encoder, cutter, skeletons, text_forms | CONVERSATION)
+    return PlainTurns(texts.encoder, texts.cutter, skeletons, text_forms | CONVERSATION)

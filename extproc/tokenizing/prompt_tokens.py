@@ -145,28 +145,6 @@ class PromptTokens:
             whole = await self._local(tokenizer, request.prompts, model, body_bytes, whose)
         return _keyed(request, whole)
 
-    def tokenize_turns(self, request: InferenceRequest, model: str) -> Keyed | None:
-        """Returns the same as `tokenize` for one conversation whose turns are known but for a few.
-
-        Returns None if it is not that cheap.
-
-        Raises:
-            RequestError: as `tokenize`.
-        """
-        tokenizer, prompt = self._tokenizers.get(model), request.prompts[0]
-        if tokenizer is None or isinstance(tokenizer, RemoteTokenizer):
-            return None
-        if not isinstance(prompt, Chat):
-            return None
-        if len(request.prompts) != 1 or request.keep_last_tokens is not None:
-            return None
-        if model in self._hung:
-            return None
-        started = tokenizer.start_turns(prompt)
-        if started is None or not started.is_cheap:
-            return None
-        return Keyed([started.finish()], started.forms | forms_of(prompt))
-
     def plain_turns(self, model: str) -> "PlainTurns | None":
         """Returns the turns of a model's plain conversations; None if it takes more to know their
         tokens.

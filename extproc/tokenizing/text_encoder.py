@@ -39,7 +39,7 @@ _KEY_BYTES = 180
 _CUT_BYTES = 150
 
 # Memory for a model's texts and their ids: enough for hundreds of conversations of 32k tokens each.
-# What is known by turns has a quarter of a model's 256 MiB (`turn_encoder`).
+# What is known by turns has a quarter of a model's 256 MiB (`plain_turns`).
 MAX_KNOWN_BYTES = 192 * 1024 * 1024
 
 # One text may take at most the memory divided by this.

@@ -4,7 +4,7 @@ import logging
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from extproc.requests.prompt import (
 from extproc.templates.bounds import Tick
 from extproc.templates.chat_template import BUDGET_SECONDS, ChatTemplate
 from extproc.templates.rust_template import SPECIAL_NAMES, RustTemplate, of_file
-from extproc.templates.skeletons import MOST_SEQUENCES, Skeleton, Skeletons, Turns
+from extproc.templates.skeletons import Skeletons
 from extproc.tokenizing import rust_cut
 from extproc.tokenizing.added_tokens import Loaded, TokenFiles, are_alike, loaded_in_all_ways
 from extproc.tokenizing.adding import added_in, model_ids, with_added
@@ -50,8 +50,7 @@ from extproc.tokenizing.text_encoder import MAX_KNOWN_BYTES, Encoded, TextEncode
 from extproc.tokenizing.token_files import SettingsFiles, object_in
 from extproc.tokenizing.tokenizer_classes import classes_of, may_be_cut_otherwise
 from extproc.tokenizing.tokenizer_config import may_be_framed_otherwise, text_of
-from extproc.tokenizing.tokenizer_layout import Cutter, Frame, Layout
-from extproc.tokenizing.turn_encoder import TurnEncoder
+from extproc.tokenizing.tokenizer_layout import Frame, Layout
 from extproc.tokenizing.vocabulary import Vocabulary, read_vocabulary
 from kvstate.overlap import Tokens
 
@@ -311,11 +310,8 @@ class Tokenizer:
         self._added_in_texts: dict[str, Tokens] = {}
         self._templates = templates
         has_template = in_code is None and vocabulary.kimi is None
-        self._cutter = choice.texts.cutter if has_template else None
-        self._turn_encoder = TurnEncoder(choice.texts.encoder)
-        self._turns: dict[Skeleton, Turns | None] = {}
         skeletons = templates.skeletons if has_template else None
-        self.plain_turns = plain_turns(choice.texts.encoder, self._cutter, skeletons, self._forms)
+        self.plain_turns = plain_turns(choice.texts, skeletons, self._forms)
 
     @classmethod
     def load(cls, model: Model) -> "Tokenizer | None":
@@ -405,9 +401,6 @@ class Tokenizer:
             return _start_segments(
                 chat, self._in_code.renderer, self._in_code.texts, render_seconds
             )
-        by_turns = self.start_turns(prompt)
-        if by_turns is not None:
-            return by_turns
         framed, sent = self._forms, prompt
         if isinstance(prompt, Chat) and prompt.conversion and self._is_framed_by_sglang(prompt):
             sent = msgspec.structs.replace(prompt, add_special_tokens=True)
@@ -451,34 +444,6 @@ class Tokenizer:
             return framed_ids(whole, around)
 
         return Started(work.new_characters, is_cheap=False, finish=finish, forms=forms)
-
-    def start_turns(self, prompt: Chat | Text) -> Started | None:
-        """Looks up the turns of a conversation, whose template need not run.
-
-        Returns None if the prompt must be rendered as a whole.
-        """
-        if self._cutter is None or not isinstance(prompt, Chat) or prompt.roles is None:
-            return None
-        if prompt.add_special_tokens or prompt.special_tokens_vary:
-            return None
-        skeleton = self._templates.chosen(prompt.variables).skeleton(prompt)
-        if skeleton is None:
-            return None
-        turns = self._turns.get(skeleton) or self._cut(skeleton, self._cutter)
-        if turns is None:
-            return None
-        encoder = self._turn_encoder
-        found = encoder.find(turns.of(prompt.messages))
-        new = found.new_characters
-        return Started(new, encoder.is_cheap(new), partial(encoder.finish, found), self._forms)
-
-    def _cut(self, skeleton: Skeleton, cutter: Cutter) -> Turns | None:
-        """Returns what is around the turns of a skeleton, None if it cannot be cut so."""
-        if skeleton not in self._turns:
-            if len(self._turns) >= MOST_SEQUENCES:
-                self._turns.clear()
-            self._turns[skeleton] = skeleton.cut(cutter.first)
-        return self._turns[skeleton]
 
     def _forms_of_frame(self, prompt: Chat | Text) -> int:
         """Returns FRAME if the special tokens of a prompt depend on the engine's release.

@@ -271,7 +271,7 @@ class Sharer:
     def __init__(
         self,
         number: int,
-        endpoints: Mapping[str, EndpointLoad],
+        endpoints: dict[str, EndpointLoad],
         prefill_rate: float,
         sent: ClaimTable,
         holdings: Mapping[str, Holdings],

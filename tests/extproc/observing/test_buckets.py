@@ -1,11 +1,10 @@
 from bisect import bisect_left
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.observing.buckets import Buckets, TracedValue, bucketed, plain_bucketed
+from extproc.observing.buckets import Buckets, TracedValue
 
 
 def test_bucket_includes_its_bound() -> None:
@@ -38,23 +37,11 @@ def test_bucket_counts_all_values_up_to_its_bound(values: list[float], bounds: l
     assert len(buckets.counts) == bisect_left(bounds, float("inf")) + 1
 
 
-@given(
-    st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10))),
-    st.sets(st.floats(0, 10), max_size=32).map(sorted),
-)
-def test_both_count_spans_alike(spans: list[tuple[float, float]], bounds: list[float]) -> None:
-    starts = tuple(start for start, _ in spans)
-    ends = tuple(end for _, end in spans)
-    assert bucketed(tuple(bounds), starts, ends) == plain_bucketed(tuple(bounds), starts, ends)
-
-
-@pytest.mark.parametrize("counted", [bucketed, plain_bucketed])
-def test_both_refuse_too_many_bounds(counted: Callable[..., object]) -> None:
-    with pytest.raises(ValueError, match="too many bounds"):
-        counted(tuple(map(float, range(33))), (), ())
-
-
-@pytest.mark.parametrize("counted", [bucketed, plain_bucketed])
-def test_both_refuse_a_start_without_an_end(counted: Callable[..., object]) -> None:
-    with pytest.raises(ValueError, match="not as many ends as starts"):
-        counted((1.0,), (1.0, 2.0), (2.0,))
+@given(st.lists(st.tuples(st.integers(0, 10), st.integers(0, 10))))
+def test_span_is_counted_by_its_length(spans: list[tuple[int, int]]) -> None:
+    at_once, one_by_one = Buckets([1, 5]), Buckets([1, 5])
+    at_once.observe_spans([start for start, _ in spans], [end for _, end in spans])
+    for start, end in spans:
+        one_by_one.observe(end - start)
+    assert at_once.cumulative() == one_by_one.cumulative()
+    assert at_once.total == one_by_one.total

@@ -9,15 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.base.errors import RequestError
-from extproc.requests import plain_chat
 from extproc.requests.chat_request import LIMITED_FIELDS, PATH
 from extproc.requests.plain_chat import PlainChat, read_plain, roles_in
 from extproc.requests.prompt import USUAL_VARIABLES, Chat
 from extproc.requests.request import parse
 from kvstate.undecodable import UNDECODABLE
-from tests.without_core import without_core
-
-compiled = pytest.mark.skipif(not plain_chat.IS_COMPILED, reason="no C compiler at installation")
 
 USER = '{"role":"user","content":"hello"}'
 LONG = "a long text, of several words" * 9
@@ -95,7 +91,6 @@ def test_plain_chat_is_what_the_decoder_finds(body: bytes) -> None:
         check(body, chat)
 
 
-@compiled
 @pytest.mark.parametrize(
     "members",
     [
@@ -117,7 +112,6 @@ def test_usual_members_are_plain(members: str) -> None:
     check(body, chat)
 
 
-@compiled
 @pytest.mark.parametrize("mark", ['\\"', "\\\\", "\\n", "\x1f", "é", "\x7f", '"'])
 def test_every_mark_is_found_at_every_place_of_a_text(mark: str) -> None:
     for at in range(40):
@@ -129,7 +123,6 @@ def test_every_mark_is_found_at_every_place_of_a_text(mark: str) -> None:
             check(body, chat)
 
 
-@compiled
 @pytest.mark.parametrize(
     ("members", "model", "salt"),
     [
@@ -191,8 +184,3 @@ def test_plain_chat_has_the_model_and_the_salt(
 )
 def test_other_bodies_are_not_plain(body: str) -> None:
     assert read_plain(body.encode()) is None
-
-
-def test_nothing_is_plain_without_the_compiled_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = without_core(plain_chat, "extproc._core", monkeypatch)
-    assert other.read_plain(f'{{"messages":[{USER}]}}'.encode()) is None

@@ -1,7 +1,6 @@
 """The compiled claims at marks, and walks over claims, against those in Python."""
 
 import sys
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
@@ -9,31 +8,14 @@ from random import Random
 from typing import Any
 
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing import claim_table, claims, load_columns, marks
-from extproc.routing.claim_table import (
-    Claim,
-    Costs,
-    Expected,
-    Holdings,
-    Lifetimes,
-    MarkTable,
-    PlainMarkTable,
-    expected,
-    plain_expected,
-)
-from extproc.routing.claims import Claims, held_tokens, plain_held, plain_weighed, weighed
-from extproc.routing.marks import Marks, chained, packed, plain_chained
+from extproc._core import MarkTable, expected
+from extproc.routing.claim_table import Claim, Costs, Holdings, Lifetimes
+from extproc.routing.marks import Marks, packed
 from extproc.sharing.messages import ClaimNews
-from kvstate.overlap import Overlap, worth_tokens
-from tests.without_core import without_core
-
-pytestmark = pytest.mark.skipif(
-    not load_columns.IS_COMPILED, reason="no C compiler at installation"
-)
+from tests.oracles.routing.mark_table import PlainMarkTable, plain_expected
 
 LIFETIMES = Lifetimes(speculative=5.0, grace=1.0, approximate=20.0)
 KEYS = range(9)
@@ -44,7 +26,7 @@ def fewer(claims: tuple[Claim, ...], since: float) -> tuple[Claim, ...]:
     return tuple([one for one in claims if one.sent_at > since])[:3]
 
 
-def table(make: Callable[..., Claim] = Claim, most: int = 5) -> PlainMarkTable:
+def table(make: Callable[..., Claim] = Claim, most: int = 5) -> MarkTable:
     return MarkTable(make, most, fewer, COSTS)
 
 
@@ -58,7 +40,7 @@ class Both:
         self.ours = table(makers[0])
         self.plain = PlainMarkTable(makers[1], 5, fewer, COSTS)
 
-    def __iter__(self) -> Iterator[PlainMarkTable]:
+    def __iter__(self) -> Iterator[MarkTable | PlainMarkTable]:
         return iter((self.ours, self.plain))
 
     def _make(self, numbers: Iterator[int], *fields: Any) -> Claim:
@@ -100,7 +82,9 @@ class Both:
         assert everything_in(self.ours) == everything_in(self.plain)
 
 
-def everything_in(table: PlainMarkTable) -> list[Sequence[tuple[int, tuple[Claim, ...]]]]:
+def everything_in(
+    table: MarkTable | PlainMarkTable,
+) -> list[Sequence[tuple[int, tuple[Claim, ...]]]]:
     return [table.stretches((key,), packed((key,))) for key in KEYS]
 
 
@@ -180,65 +164,10 @@ def test_claims_that_are_told_again_keep_their_number() -> None:
         assert known[1] is first
 
 
-@given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.lists(st.integers(0, 200)))
-def test_chained_keys_are_the_same_in_both(ids: list[int], edges: list[int]) -> None:
-    view = memoryview(array("I", ids)).cast("B")
-    parts = tuple([slice(edge, edge + 7) for edge in edges])
-    key = xxhash.xxh3_64_intdigest
-    assert chained(key, view, parts, 3) == plain_chained(key, view, parts, 3)
-
-
-def overlaps(rng: Random) -> dict[str, Overlap]:
-    def count() -> int:
-        return rng.choice((0, 0, rng.randrange(9)))
-
-    return {
-        name: Overlap(rng.choice((1, 16)), (rng.randrange(9), count(), count(), count()), count())
-        for name in rng.sample("abcd", rng.randrange(5))
-    }
-
-
-def lengths_of(rng: Random) -> dict[str, Expected]:
-    names = rng.sample("abcd", rng.randrange(5))
-    return {name: (rng.randrange(200), rng.randrange(200)) for name in names}
-
-
-@given(st.integers(0, 2**32), st.integers(0, 3), st.booleans())
-def test_overlaps_are_weighed_alike_in_both(seed: int, prompts: int, is_sent: bool) -> None:
-    rng = Random(seed)
-    held = [overlaps(rng) for _ in range(prompts)]
-    sent = [lengths_of(rng) for _ in range(prompts or 1)] if is_sent else []
-    ours = weighed(held, sent, 0.3, worth_tokens, Claims)
-    plain = plain_weighed(held, sent, 0.3, worth_tokens, Claims)
-    assert ours == plain
-    assert list(ours[0]) == list(plain[0])
-    assert [held_tokens(name, held) for name in "ae"] == [plain_held(name, held) for name in "ae"]
-
-
-def test_weighing_refuses_what_is_no_overlap() -> None:
-    wrong: Any = ({"a": (1, 2)}, {"a": (1, (1, 2), 0, 0, 0)}, {"a": 5}, 7)
-    for one in wrong:
-        with pytest.raises(TypeError):
-            held_tokens("a", [one])
-        with pytest.raises(TypeError):
-            weighed([one], [], 0.3, worth_tokens, Claims)
-    with pytest.raises(TypeError):
-        weighed([], [{"a": ("x", 1)}], 0.3, worth_tokens, Claims)  # type: ignore[dict-item]
-    with pytest.raises(IndexError):
-        weighed([{}], [{}, {}], 0.3, worth_tokens, Claims)
-    unsure = {"a": Overlap(1, (1, 0, 0, 0), 1)}
-    with pytest.raises(ZeroDivisionError):
-        weighed([unsure], [], 0.3, lambda *_: 1 // 0, Claims)
-
-
 def test_walks_pass_errors_on() -> None:
     young, holdings, one = table(), Holdings("a"), packed((1,))
     claim = young.record(holdings, Marks((1,), one), 0.0, 0.0)
     wrong: Any = object()
-    with pytest.raises(TypeError):
-        chained(len, memoryview(b"abc"), (slice(0, 1),), 1)  # type: ignore[arg-type]
-    with pytest.raises(OverflowError):
-        chained(lambda *_: -1, memoryview(b"abc"), (slice(0, 1),), 1)
     with pytest.raises(ValueError, match="a length for each key"):
         expected(table(), young, (), one, 0.0, LIFETIMES)
     with pytest.raises(ValueError, match="a length for each key"):
@@ -284,12 +213,3 @@ def test_compiled_tables_refuse_to_record_what_is_of_another_type(given_instead:
     told, places, known, bounds = given_instead
     with pytest.raises((TypeError, AttributeError, IndexError)):
         table().record_told(told, places, known, bounds, 0.0, 0.0)
-
-
-def test_walks_are_plain_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = without_core(claim_table, "extproc._core", monkeypatch)
-    assert (table.expected, table.MarkTable) == (table.plain_expected, table.PlainMarkTable)
-    alone = without_core(claims, "extproc._core", monkeypatch)
-    assert (alone.weighed, alone.held_tokens) == (alone.plain_weighed, alone.plain_held)
-    bare = without_core(marks, "extproc._core", monkeypatch)
-    assert bare.chained is bare.plain_chained

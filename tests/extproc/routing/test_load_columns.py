@@ -9,16 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc._core import LoadColumns, drawn, load_of, lowest
 from extproc.config.schema import Cost
-from extproc.routing import draws, load_columns
-from extproc.routing.draws import plain_drawn, plain_lowest
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Booking, EndpointLoad, Gauges, Load, Loads, LoadSample
-from extproc.routing.load_columns import LoadColumns, PlainColumns, columns_of
 from extproc.routing.spread import Spread
-from tests.without_core import without_core
-
-compiled = pytest.mark.skipif(not load_columns.IS_COMPILED, reason="no C compiler at installation")
+from tests.oracles.routing import load_columns as oracle
+from tests.oracles.routing.draws import plain_drawn, plain_lowest, plain_numbers
+from tests.oracles.routing.load_columns import PlainColumns
 
 WORKERS = [Candidate(f"w{n}", f"10.0.0.{n}:1") for n in range(6)]
 TOKENS = {"w1": 100.0, "w4": 0.1, "other": 5.0}
@@ -51,7 +49,7 @@ def used(rng: Random) -> tuple[Loads, float]:
     return loads, now + rng.choice((-0.1, 0.0, 0.7, 3.0, 60.0))
 
 
-def figures_of(columns: LoadColumns, rng: Random) -> Iterator[object]:
+def figures_of(columns: LoadColumns | PlainColumns, rng: Random) -> Iterator[object]:
     """Everything that columns say."""
     yield list(columns), [columns[at] for at in range(len(columns))], columns.requests()
     cost = Cost(rng.randrange(300), rng.randrange(500), rng.randrange(1, 9_000))
@@ -61,21 +59,20 @@ def figures_of(columns: LoadColumns, rng: Random) -> Iterator[object]:
     yield columns.costs(WORKERS, saved, weighed, affinity, running)
 
 
-@compiled
 @given(st.integers(0, 2**32))
 def test_columns_are_the_same_compiled_and_in_python(seed: int) -> None:
     loads, now = used(Random(seed))
-    ours = columns_of(loads, WORKERS, now)
-    plain = PlainColumns([loads.load(worker.endpoint, now) for worker in WORKERS])
-    assert not isinstance(ours, PlainColumns)
-    found, expected = (list(figures_of(one, Random(seed))) for one in (ours, plain))
-    assert found == expected
+    ours = loads.columns(WORKERS, now)
+    plain = PlainColumns([oracle.load_of(loads, worker.endpoint, now) for worker in WORKERS])
+    expected = list(figures_of(plain, Random(seed)))
+    for columns in (ours, LoadColumns(list(plain))):
+        assert list(figures_of(columns, Random(seed))) == expected
     assert [type(one.others) for one in ours] == [type(one.others) for one in plain]
+    assert [loads.load(worker.endpoint, now) for worker in WORKERS] == list(plain)
 
 
-@compiled
 def test_compiled_columns_refuse_what_they_do_not_have() -> None:
-    columns = columns_of(Loads({}), WORKERS, 0.0)
+    columns = Loads({}).columns(WORKERS, 0.0)
     with pytest.raises(IndexError):
         columns[len(WORKERS)]
     with pytest.raises(ValueError, match="not so many workers"):
@@ -83,28 +80,21 @@ def test_compiled_columns_refuse_what_they_do_not_have() -> None:
     with pytest.raises(ValueError, match="other workers"):
         columns.costs([], TOKENS, 1.0, 1.0, 1.0)
     with pytest.raises(AttributeError):
-        columns_of(Loads({}), ["no worker"], 0.0)  # type: ignore[list-item]
+        Loads({}).columns(["no worker"], 0.0)  # type: ignore[list-item]
     other: Any = SimpleNamespace(numbers=None)
     with pytest.raises(TypeError, match="not the numbers of a load"):
-        columns_of(Loads({WORKERS[0].endpoint: other}), WORKERS, 0.0)
-
-
-def test_columns_are_plain_where_none_were_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = without_core(load_columns, "extproc._core", monkeypatch)
-    assert not plain.IS_COMPILED
-    columns = plain.columns_of(Loads({}), WORKERS, 0.0)
-    assert list(columns) == [Load()] * len(WORKERS)
-    assert (len(columns), columns[0], columns.affinity(2, Cost())) == (len(WORKERS), Load(), 1.0)
-    costs = columns.costs(WORKERS, TOKENS, 200.0, 1.0, 1.0)
-    assert costs == [200.0, 100.0, 200.0, 200.0, 199.9, 200.0]
-    assert columns.requests() == [0.0] * len(WORKERS)
+        Loads({WORKERS[0].endpoint: other}).columns(WORKERS, 0.0)
+    with pytest.raises(TypeError, match="not the numbers of a load"):
+        Loads({WORKERS[0].endpoint: other}).load(WORKERS[0].endpoint, 0.0)
+    with pytest.raises(AttributeError):
+        LoadColumns([Load(), other])
+    with pytest.raises(TypeError, match="wants 5 numbers"):
+        load_of(Load, {}, "", 0.0, (1.0,))  # type: ignore[arg-type]
 
 
 RANKS = st.one_of(
     st.lists(st.integers(0, 3).map(float), max_size=20),
     st.lists(st.integers(0, 90).map(float), max_size=20),
-    st.lists(st.tuples(st.integers(0, 3).map(float), st.integers(0, 9).map(float)), max_size=9),
-    st.lists(st.integers(0, 9), max_size=9),
 )
 
 
@@ -113,19 +103,19 @@ def test_draws_are_the_same_compiled_and_in_python(
     ranks: list[float], count: int, seed: int
 ) -> None:
     rngs = Random(seed), Random(seed)
-    ours = draws.lowest(ranks, count, rngs[0].random)
+    ours = lowest(ranks, count, rngs[0].random)
     assert ours == plain_lowest(ranks, count, rngs[1].random)
     assert rngs[0].random() == rngs[1].random()
     few, many = min(count, len(ranks)), len(ranks)
     for places in (range(many), range(5, 5 + many), range(0, 2 * many, 2), [*range(many)]):
-        drawn = draws.drawn(places, few, Random(seed).random)
-        assert drawn == plain_drawn(places, few, Random(seed).random)
-        assert len(set(drawn)) == few
-        assert set(drawn) <= set(places)
+        found = drawn(places, few, Random(seed).random)
+        assert found == plain_drawn(places, few, Random(seed).random)
+        assert len(set(found)) == few
+        assert set(found) <= set(places)
 
 
 def test_numbers_are_those_of_the_source() -> None:
-    numbers = draws.plain_numbers(1234567)
+    numbers = plain_numbers(1234567)
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     assert [next(numbers) for _ in expected] == expected
 
@@ -134,24 +124,25 @@ def test_numbers_are_those_of_the_source() -> None:
 def test_every_place_is_drawn_about_as_often(seed: int) -> None:
     random, times = Random(seed).random, [0] * 8
     for _ in range(400):
-        for place in draws.drawn(range(8), 2, random):
+        for place in drawn(range(8), 2, random):
             times[place] += 1
     assert 50 < min(times) < max(times) < 160
 
 
 @pytest.mark.parametrize("count", [-1, 4])
 def test_draws_refuse_more_than_there_is(count: int) -> None:
-    for draw in (draws.drawn, plain_drawn):
+    for draw in (drawn, plain_drawn):
         with pytest.raises(ValueError, match="not so many places"):
             draw(range(3), count, Random(1).random)
 
 
-def test_draws_are_plain_where_none_were_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_refuse_what_is_no_chance_and_what_has_no_rank() -> None:
     with pytest.raises(ValueError, match="not from 0 to below 1"):
-        draws.lowest([1.0, 1.0], 1, lambda: 2.0)
-    plain = without_core(draws, "extproc._core", monkeypatch)
-    assert plain.drawn is plain.plain_drawn
-    assert plain.lowest([2.0, 1.0], 1, Random(1).random) == [1]
+        lowest([1.0, 1.0], 1, lambda: 2.0)
+    ranks: Any
+    for ranks in (["a"], (1.0,)):
+        with pytest.raises(TypeError):
+            lowest(ranks, 1, lambda: 0.0)
 
 
 def test_spread_has_a_value_for_each_worker_that_was_compared() -> None:

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
+from extproc._core import LoadColumns
 from extproc.requests.outline import Outline, outline_of
 from extproc.routing.explain import explanation
 from extproc.routing.load import Booking, Load
-from extproc.routing.load_columns import PlainColumns
 from extproc.routing.patience import PATIENCE_SECONDS, unminded, wait_at_home
 from extproc.routing.placing import Placing
 from extproc.routing.query import Query
@@ -117,8 +117,8 @@ def test_conversation_leaves_a_queue_longer_than_its_patience() -> None:
 def test_patience_is_in_time_whatever_the_worker_s_speed() -> None:
     cost = placing().snapshot(Query("m"), (), (), str, 0.0).rules.cost
     assert unminded(Load(0, 10_000.0, slowness=2.0), cost) == 20_000
-    nobody = Survey((), (), PlainColumns(()), [], 1.0)
+    nobody = Survey((), (), LoadColumns(()), [], 1.0)
     assert wait_at_home(nobody, "a", cost) == 0.0
-    others = Survey((0,), WORKERS[:1], PlainColumns([Load(0, 10.0)]), [10.0], 1.0)
+    others = Survey((0,), WORKERS[:1], LoadColumns([Load(0, 10.0)]), [10.0], 1.0)
     assert wait_at_home(others, "b", cost) == 0.0
     assert unminded(Load(0, 40_000.0, slowness=2.0), cost) == PATIENCE_SECONDS * 8_000

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc._core import LoadColumns, lowest
 from extproc.config.schema import Cost, Policy
 from extproc.config.sections import CacheAware, PrefixCacheSettings
-from extproc.routing.draws import lowest
-from extproc.routing.load import EndpointLoad, Gauges, Loads
-from extproc.routing.policies import POLICIES, Columns, affinity_of
+from extproc.routing.load import EndpointLoad, Gauges, Load, Loads
+from extproc.routing.policies import POLICIES, Columns
 from extproc.routing.sampling import SAMPLE_ALONE, SAMPLE_AMONG_ROUTERS, sample_of, sample_size
 from extproc.routing.sessions import session_credit
 
@@ -21,9 +21,9 @@ def columns(*workers: tuple[float, float, float], **fields: Any) -> Columns:
     costs, saved, in_flight = zip(*workers, strict=True) if workers else ((), (), ())
     defaults: dict[str, Any] = {"prompt_tokens": 100.0, "turn": 0}
     return Columns(
-        costs=costs,
+        costs=list(costs),
         saved=lambda: saved,
-        in_flight=lambda: in_flight,
+        in_flight=lambda: list(in_flight),
         **(defaults | fields),
     )
 
@@ -109,7 +109,8 @@ def test_affinity_grows_with_the_utilization_of_the_fleet(
     utilization: float, affinity: float
 ) -> None:
     cost = Cost(affinity_percent=150, busy_affinity_percent=200)
-    assert affinity_of(cost, utilization) == pytest.approx(affinity)
+    columns = LoadColumns([Load(utilization=utilization)])
+    assert columns.affinity(1, cost) == pytest.approx(affinity)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +118,10 @@ def test_affinity_grows_with_the_utilization_of_the_fleet(
 )
 def test_affinity_grows_where_every_worker_has_a_queue(seconds: float, affinity: float) -> None:
     cost = Cost(affinity_percent=150, busy_affinity_percent=200)
-    assert affinity_of(cost, 0.9, seconds) == pytest.approx(affinity)
-    assert affinity_of(cost, 0.0, seconds) == pytest.approx(affinity - 2.0)
+    queued = seconds * cost.prefill_tokens_per_second
+    for utilization, less in ((0.9, 0.0), (0.0, 2.0)):
+        loads = [Load(backlog_tokens=more, utilization=utilization) for more in (queued, 9e9)]
+        assert LoadColumns(loads).affinity(2, cost) == pytest.approx(affinity - less)
 
 
 @given(

@@ -13,7 +13,6 @@ from extproc.base.errors import RequestError
 from extproc.config.schema import Model
 from extproc.observing.decisions import Course
 from extproc.requests.dialect import NEWEST, ModelDialects, dialect_of
-from extproc.requests.plain_chat import IS_COMPILED
 from extproc.requests.prompt import REBUILT, Text
 from extproc.requests.request import CHAT_PATH, Ask, Head, Models
 from extproc.routing.query import Query
@@ -23,8 +22,6 @@ from extproc.tokenizing.prompt_tokens import PromptTokens
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.overlap import Tokens
 from simulator.settings import TINY_MODEL
-
-pytestmark = pytest.mark.skipif(not IS_COMPILED, reason="no C compiler at installation")
 
 SGLANG_0_5_23 = dialect_of(Engine(SGLANG, Release(0, 5, 23)))
 OLD = dialect_of(Engine(VLLM, Release(0, 31)))

@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.told import NO_FIGURES
+from extproc.routing.told import WorkerNews
 from extproc.sharing.messages import (
     ClaimNews,
     HomeKind,
@@ -33,7 +33,8 @@ KEYS_OF_CLAIMS = TEXTS | st.binary(min_size=8, max_size=8).map(lambda piece: pie
 LENGTHS = st.lists(st.integers(0, 2**32 - 1), max_size=8).map(
     lambda found: struct.pack(f"<{len(found)}I", *sorted(found))
 )
-FIGURES = st.sampled_from([NO_FIGURES] * 4) | st.binary(max_size=60).map(msgspec.Raw)
+COUNTS = NUMBERS | st.integers(0, 1_000_000)
+FIGURES = st.lists(st.builds(WorkerNews, PLACES, *[COUNTS] * 5), max_size=3).map(tuple)
 OUTLINES = st.builds(OutlineNews, NUMBERS, PLACES, KEYS_OF_CLAIMS, LENGTHS | TEXTS)
 HOMES = st.builds(
     HomeNews, PLACES, KEYS_OF_CLAIMS, st.sampled_from(HomeKind), st.just(b"") | TEXTS, LENGTHS

@@ -11,7 +11,7 @@ from extproc.requests.outline import beginning_of
 from extproc.routing.claim_table import Claim, ToldBounds, ToldClaim, ToldCounts, ToldPlaces
 from extproc.routing.load import MAX_TOLD_WINDOWS, EndpointLoad, Gauges
 from extproc.routing.marks import LENGTHS, packed
-from extproc.routing.told import WorkerNews, encoded_figures
+from extproc.routing.told import WorkerNews
 from extproc.sharing.messages import (
     MAX_CLAIMS,
     MAX_MARKS,
@@ -153,7 +153,7 @@ def test_utilization_is_bounded_for_any_figures(sent: int, lately: int, is_whole
     for sequence in range(2, 30):
         figures = WorkerNews(worker_id(KEYS, A), 0, 0, sent * (sequence % 2), 0, lately)
         other.hear(
-            [encoded(RouterNews("one", 1, sequence, 0, workers=encoded_figures([figures])), KEYS)],
+            [encoded(RouterNews("one", 1, sequence, 0, workers=(figures,)), KEYS)],
             0.0,
         )
     assert other.load(A, 0.0).utilization <= MAX_TOLD_WINDOWS

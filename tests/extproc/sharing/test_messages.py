@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from extproc.routing.load import Gauges
 from extproc.routing.marks import LENGTHS, Marks, packed
-from extproc.routing.told import MAX_WORKERS, WorkerNews, encoded_figures
+from extproc.routing.told import MAX_WORKERS, WorkerNews
 from extproc.sharing.messages import (
     KEYS_OF_HOME,
     MAGIC,
@@ -63,7 +63,7 @@ NEWS = st.builds(
     NUMBER,
     st.booleans(),
     st.booleans(),
-    st.lists(st.builds(WorkerNews, NUMBER, COUNT, *[TOKENS] * 4), max_size=3).map(encoded_figures),
+    st.lists(st.builds(WorkerNews, NUMBER, COUNT, *[TOKENS] * 4), max_size=3).map(tuple),
     st.lists(st.builds(ClaimNews, NUMBER, NUMBER, MARK_KEYS.map(packed)), max_size=3).map(tuple),
     *[st.lists(NUMBER, max_size=3).map(tuple)] * 2,
     st.lists(st.builds(Challenge, TAG, NUMBER), max_size=3).map(tuple),
@@ -183,7 +183,7 @@ def test_decoded_refuses_deep_nesting() -> None:
 def test_decoded_accepts_the_longest_message() -> None:
     news = RouterNews(
         "o" * 64, 2**63 - 1, 2**63 - 1, 2**63 - 1, True, True,
-        encoded_figures([WorkerNews(2**63 - 1, 1_000_000, *[2**50] * 4)] * MAX_WORKERS),
+        (WorkerNews(2**63 - 1, 1_000_000, *[2**50] * 4),) * MAX_WORKERS,
         tuple(ClaimNews(2**63 - 1, 1, bytes(8 * len(LENGTHS))) for _ in range(MAX_CLAIMS)),
         (2**63 - 1,) * MAX_OVER,
         (2**63 - 1,) * MAX_OVER,
@@ -220,8 +220,7 @@ def test_is_from_matches_own_messages_unread() -> None:
 def test_encoded_worker_has_about_24_bytes() -> None:
     one = WorkerNews(worker_id(KEYS, "10.0.0.1:8000"), 9, 9_000, 9_000_000, 20_000, 30_000)
     empty, full = (
-        encoded(RouterNews("a", 1, 1, 0, workers=encoded_figures(count * [one])), KEYS)
-        for count in (0, 100)
+        encoded(RouterNews("a", 1, 1, 0, workers=(one,) * count), KEYS) for count in (0, 100)
     )
     assert 20 < (len(full) - len(empty)) / 100 < 28
     assert WorkerNews.__struct_fields__[1:] == Gauges._fields

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from extproc.routing.load import Booking, EndpointLoad, Load, Loads, LoadSample
 from extproc.routing.marks import Marks, packed
 from extproc.routing.pins import Pin, PinnedRank
-from extproc.routing.told import WorkerNews, decoded_figures, encoded_figures
+from extproc.routing.told import WorkerNews
 from extproc.sharing.messages import RouterNews, decoded, encoded, worker_id
 from extproc.sharing.picture import ASK_SECONDS, MAX_ROUTERS
 from kvstate.overlap import Prompt
@@ -296,7 +296,7 @@ def test_work_by_rank_is_a_share_of_the_whole_backlog() -> None:
 def test_earlier_figures_reach_a_newcomer_with_the_news() -> None:
     other = Router("other")
     gone = WorkerNews(worker_id(KEYS, A), 0, 900, 5_000, 700, 2_000)
-    introduce(other, RouterNews("one", 1, 9, 0, workers=encoded_figures([gone])), 0.0)
+    introduce(other, RouterNews("one", 1, 9, 0, workers=(gone,)), 0.0)
     seen = other.load(A, 0.0)
     assert (seen.backlog_tokens, seen.utilization) == (700, 2_000 / 10_000)
 
@@ -307,7 +307,7 @@ def test_figures_of_a_worker_readded_by_the_sender_begin_at_zero() -> None:
     for sequence, sent in ((2, 5_000), (3, 100)):
         figures = WorkerNews(worker_id(KEYS, A), 0, 6_000, sent, 0, sent)
         other.hear(
-            [encoded(RouterNews("one", 1, sequence, 0, workers=encoded_figures([figures])), KEYS)],
+            [encoded(RouterNews("one", 1, sequence, 0, workers=(figures,)), KEYS)],
             0.0,
         )
     assert other.load(A, 0.0).backlog_tokens == 5_100
@@ -330,9 +330,7 @@ def test_whole_news_count_earlier_figures_as_zero() -> None:
     for is_whole, backlog in ((True, 900), (False, 30)):
         other = Router("other")
         introduce(other, RouterNews("one", 1, 5, 0, is_whole=is_whole), 0.0)
-        other.hear(
-            [encoded(RouterNews("one", 1, 6, 0, workers=encoded_figures([figures])), KEYS)], 0.0
-        )
+        other.hear([encoded(RouterNews("one", 1, 6, 0, workers=(figures,)), KEYS)], 0.0)
         assert other.load(A, 0.0).backlog_tokens == backlog
 
 
@@ -343,4 +341,4 @@ def test_repeated_hello_is_answered_with_everything() -> None:
     one.telling.hello()
     other.hear(one.due(0.3), 0.3)
     (whole,) = [decoded(message, KEYS) for message in other.due(0.3)]
-    assert [worker.in_flight for worker in decoded_figures(whole.workers)] == [1]
+    assert [worker.in_flight for worker in whole.workers] == [1]

@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple
 
 from extproc.routing.marks import NO_MARKS, Marks, packed
-from extproc.routing.told import MAX_WORKERS, WorkerNews, decoded_figures
+from extproc.routing.told import MAX_WORKERS
 from extproc.sharing.messages import MAX_CHALLENGES, MAX_CLAIMS, RouterNews, decoded
 from extproc.sharing.reporter import LEAST_UNCACHED_TOKENS, WHOLE_SECONDS
 from tests.extproc.sharing.routers import KEYS, WORKERS, Router
@@ -13,10 +13,6 @@ A, B = WORKERS
 
 def said(router: Router, now: float) -> list[RouterNews]:
     return [decoded(message, KEYS) for message in router.due(now)]
-
-
-def workers_in(news: RouterNews) -> tuple[WorkerNews, ...]:
-    return decoded_figures(news.workers)
 
 
 def test_first_message_is_a_hello() -> None:
@@ -35,7 +31,7 @@ def test_compose_makes_nothing_without_changes_until_a_sign_of_life_is_needed() 
     router.due(0.0)
     assert router.due(0.01) == []
     (alive,) = said(router, 0.05)
-    assert workers_in(alive) == ()
+    assert alive.workers == ()
 
 
 def test_compose_holds_changed_workers_only() -> None:
@@ -43,10 +39,10 @@ def test_compose_holds_changed_workers_only() -> None:
     router.loads.begin(A, 10, 0.0)
     router.due(0.0)
     booking = router.loads.begin(B, 70, 0.01)
-    ((second,),) = [workers_in(one) for one in said(router, 0.01)]
+    ((second,),) = [one.workers for one in said(router, 0.01)]
     assert astuple(second)[1:] == (1, 70, 70, 70, 70)
     router.loads.move(booking, A, 0.02)
-    ((one, two),) = [workers_in(one) for one in said(router, 0.02)]
+    ((one, two),) = [one.workers for one in said(router, 0.02)]
     assert {one.in_flight, two.in_flight} == {0, 2}
 
 
@@ -55,7 +51,7 @@ def test_compose_omits_removed_workers() -> None:
     router.due(0.0)
     router.loads.begin(A, 10, 0.01)
     del router.endpoints[A]
-    assert [workers_in(one) for one in said(router, 0.01)] == [()]
+    assert [one.workers for one in said(router, 0.01)] == [()]
 
 
 def test_compose_holds_all_used_workers_each_second() -> None:
@@ -63,8 +59,8 @@ def test_compose_holds_all_used_workers_each_second() -> None:
     router.loads.end(router.loads.begin(A, 10, 0.0), 0.0)
     router.loads.begin(B, 10, 0.0)
     router.due(0.0)
-    assert [len(workers_in(one)) for one in said(router, WHOLE_SECONDS - 0.01)] == [0]
-    assert [len(workers_in(one)) for one in said(router, WHOLE_SECONDS)] == [2]
+    assert [len(one.workers) for one in said(router, WHOLE_SECONDS - 0.01)] == [0]
+    assert [len(one.workers) for one in said(router, WHOLE_SECONDS)] == [2]
 
 
 def test_compose_holds_everything_once_for_a_newcomer() -> None:
@@ -76,8 +72,8 @@ def test_compose_holds_everything_once_for_a_newcomer() -> None:
     router.telling.note_hello()
     assert router.due(0.01) == []  # all was sent a moment ago
     (answer,) = said(router, 0.3)
-    assert (len(workers_in(answer)), len(answer.claims)) == (1, 1)
-    assert [(workers_in(one), one.claims) for one in said(router, 0.6)] == [((), ())]
+    assert (len(answer.workers), len(answer.claims)) == (1, 1)
+    assert [(one.workers, one.claims) for one in said(router, 0.6)] == [((), ())]
 
 
 def test_compose_omits_requests_with_few_uncached_tokens() -> None:
@@ -98,7 +94,7 @@ def test_compose_splits_news_over_several_messages() -> None:
     for key in range(2 * MAX_CLAIMS + 1):
         router.send(workers[0], Marks((64,), packed((key,))), 0.0)
     told = said(router, 0.0)
-    assert [len(workers_in(one)) for one in told] == [MAX_WORKERS, 5, 0]
+    assert [len(one.workers) for one in told] == [MAX_WORKERS, 5, 0]
     assert [len(one.claims) for one in told] == [MAX_CLAIMS, MAX_CLAIMS, 1]
     assert [one.sequence for one in told] == [1, 2, 3]
     assert [one.is_hello for one in told] == [True, False, False]

@@ -2,6 +2,7 @@
 
 import json
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -9,18 +10,79 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc._core import TurnTable, turn_texts
 from extproc.base.errors import RequestError
-from extproc.requests.plain_chat import IS_COMPILED, read_plain
+from extproc.config.schema import Model
+from extproc.requests.chat_request import roles_of
+from extproc.requests.plain_chat import read_plain
 from extproc.requests.prompt import USUAL_VARIABLES, Chat
-from extproc.templates.skeletons import Skeletons
+from extproc.templates.skeletons import Skeleton, Skeletons
 from extproc.tokenizing.plain_turns import PlainTurns, TurnParts, plain_turns
+from extproc.tokenizing.text_encoder import TextEncoder
 from extproc.tokenizing.tokenizer_layout import AddedToken, Cutter
 from extproc.tokenizing.tokens import Tokenizer
-from tests.extproc.tokenizing.test_turn_encoder import Letters, texts, tokenizers, turns
+from kvstate.overlap import Tokens
+from simulator.settings import TINY_MODEL
 
-__all__ = ["tokenizers"]
+TURN = "<|im_start|>{{ m.role }}\n{{ m.content%s }}<|im_end|>\n"
+TEMPLATES = {
+    "own": None,
+    "stripping": "{% for m in messages %}" + TURN % " | trim" + "{% endfor %}<|im_start|>a",
+    "cut in part": "{% for m in messages %}{% if m.role == 'user' %}"
+    "[{{ m.content }}]{% else %}" + TURN % "" + "{% endif %}{% endfor %}<|im_start|>",
+    "uncut": "{% for m in messages %}[{{ m.content }}]{% endfor %}",
+    "reads contents": "{% for m in messages %}{{ m.content | upper }}{% endfor %}<|im_start|>",
+    "last one first": "{{ messages[-1].content }}<|im_end|>{{ messages[0].content }}<|im_end|>",
+}
 
-pytestmark = pytest.mark.skipif(not IS_COMPILED, reason="no C compiler at installation")
+
+class Letters:
+    """Encodes letters as their numbers, and counts those it was given."""
+
+    name = "letters"
+    inline_characters, max_characters, forgotten_characters = 4, 20, 0
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def ids(self, texts: Sequence[str]) -> list[Tokens]:
+        """Returns the ids of each text."""
+        self.seen += texts
+        return [array("I", list(text.encode())) for text in texts]
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+    made = {}
+    for number, (name, template) in enumerate(TEMPLATES.items()):
+        file = tmp_path_factory.mktemp("templates") / f"{number}.jinja"
+        file.write_text(template or "")
+        model = Model("m", tokenizer=str(TINY_MODEL), chat_template=template and str(file))
+        loaded = Tokenizer.load(model)
+        assert loaded is not None
+        made[name] = loaded
+    return made
+
+
+pieces = st.sampled_from([*" \nab.<|>é", "<|im_start|>", "<|im_end|>"])
+texts = st.lists(pieces, max_size=8).map("".join)
+turns = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "system"]), "content": texts}
+)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@given(st.lists(turns, min_size=1, max_size=6))
+def test_ids_of_a_conversation_that_grows_are_those_of_its_whole_text(
+    tokenizers: dict[str, Tokenizer], name: str, messages: list[dict[str, str]]
+) -> None:
+    for count in range(1, len(messages) + 1):  # a conversation that grows
+        part = messages[:count]
+        by_turns = Chat(part, USUAL_VARIABLES, roles=roles_of(part))
+        for _ in range(2):
+            ids = tokenizers[name].encode(by_turns)
+            assert ids == tokenizers[name].encode(Chat(part, USUAL_VARIABLES))
+
 
 CUTTER = Cutter([AddedToken(0, "<s>", normalized=False), AddedToken(1, "<e>", normalized=False)])
 
@@ -75,6 +137,30 @@ def test_template_that_is_not_cut_into_turns_has_no_plain_ones(
     tokenizers[name].encode(Chat(messages, USUAL_VARIABLES, roles=("user", "user")))
     assert known is not None
     assert [found_in(known, body_of(messages)) for _ in range(2)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "turns"),
+    [
+        (
+            "A\x1d\ue0040\ue005\x1d<e>.<s>B\x1d\ue0041\ue005\x1d<e>Z",
+            ["A a ", "<e>.<s>B b ", "<e>Z"],
+        ),
+        ("\ue0040\ue005.<s>\ue0041\ue005<e>", ["a.", "<s>b", "<e>"]),
+        ("\x1d\ue0040\ue005\x1d<s>\ue0041\ue005<s>", None),  # one is stripped, one is not
+        ("\x1d\ue0040\ue005\x1d.\x1d\ue0041\ue005\x1d<s>", None),  # no cut between
+        ("\x1d\ue0041\ue005\x1d<s>\x1d\ue0040\ue005\x1d<s>", None),  # another order
+        ("<s>", None),
+    ],
+)
+def test_skeleton_is_cut_between_all_contents_or_not(text: str, turns: list[str] | None) -> None:
+    found = Skeleton(text, 2).cut(CUTTER.first)
+    if found is None:
+        assert turns is None
+        return
+    contents = [one.strip() if found.strips else one for one in (" a ", " b ")]
+    around = zip(found.before, contents, found.behind, strict=True)
+    assert [*map("".join, around), found.last] == turns
 
 
 def written(messages: Any) -> str:
@@ -181,10 +267,16 @@ def test_shapes_are_bounded() -> None:
     assert 5 < refused < 20
 
 
-def test_turns_are_plain_only_where_texts_are_cut_and_templates_write_contents_only() -> None:
-    assert plain_turns(Letters(), CUTTER, Skeletons(), 0) is not None
-    assert plain_turns(Letters(), None, Skeletons(), 0) is None
-    assert plain_turns(Letters(), CUTTER, None, 0) is None
+@pytest.mark.parametrize(("name", "are_plain"), [("own", True), ("reads contents", False)])
+def test_turns_are_plain_only_where_templates_write_contents_only(
+    tokenizers: dict[str, Tokenizer], name: str, are_plain: bool
+) -> None:
+    assert (tokenizers[name].plain_turns is not None) is are_plain
+
+
+def test_turns_are_plain_only_where_texts_are_cut() -> None:
+    assert plain_turns(TextEncoder(Letters(), CUTTER, 1_000), Skeletons(), 0) is not None
+    assert plain_turns(TextEncoder(Letters(), None, 1_000), Skeletons(), 0) is None
 
 
 BODY, SPAN, SHAPE = b'"abc"', array("Q", [1, 4]).tobytes(), array("I", [7]).tobytes()
@@ -201,8 +293,6 @@ BODY, SPAN, SHAPE = b'"abc"', array("Q", [1, 4]).tobytes(), array("I", [7]).toby
     ],
 )
 def test_table_refuses_spans_outside_of_the_body(given: tuple[bytes, bytes, bytes]) -> None:
-    from extproc._core import TurnTable
-
     with pytest.raises(ValueError, match="span"):
         TurnTable(1_000, bytes(24)).find(*given)
 
@@ -212,8 +302,6 @@ def test_table_refuses_spans_outside_of_the_body(given: tuple[bytes, bytes, byte
     [([BODY], [1], [array("I")]), ([BODY], [0], []), ([], [0], [array("I")]), ([b""], [0], [SPAN])],
 )
 def test_table_keeps_only_what_it_was_asked_for(parts: Any, new: Any, made: Any) -> None:
-    from extproc._core import TurnTable
-
     with pytest.raises(ValueError, match=r"wants ids|without quotes"):
         TurnTable(1_000, bytes(24)).keep(parts, new, SHAPE, made)
     with pytest.raises(ValueError, match="a secret of 24 bytes"):
@@ -242,8 +330,6 @@ WRITTEN = st.lists(
 def test_texts_of_turns_are_those_of_the_decoder(
     contents: list[str], data: st.DataObject, before: str, behind: str
 ) -> None:
-    from extproc._core import turn_texts
-
     body, spans = b"", array("Q")
     expected: list[str | None] = []
     for content in contents:
@@ -264,15 +350,11 @@ def test_texts_of_turns_are_those_of_the_decoder(
     ("new", "around"), [([1], ("", "")), ([-1], ("",)), ([0], ()), ([0], (7,)), (["a"], ("",))]
 )
 def test_texts_are_only_those_of_turns(new: Any, around: Any) -> None:
-    from extproc._core import turn_texts
-
     for spans in (SPAN, array("Q", [4, 1]).tobytes(), array("Q", [1, 9]).tobytes()):
         with pytest.raises((ValueError, IndexError, TypeError)):
             turn_texts(BODY, spans, [*new, 1], around, around)
 
 
 def test_text_around_turns_that_is_no_unicode_is_left_to_the_encoder() -> None:
-    from extproc._core import turn_texts
-
     assert turn_texts(BODY, SPAN, [0], ("\ud800",), ("",)) == [None]
     assert turn_texts(BODY, SPAN, [0], ("<",), (">",)) == ["<abc>"]

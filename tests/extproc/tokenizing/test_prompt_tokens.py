@@ -12,7 +12,6 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from msgspec import structs
 from prometheus_client import generate_latest
 
 from extproc.base.errors import RequestError
@@ -328,37 +327,4 @@ async def test_model_that_hangs_on_a_large_body_is_noticed_and_takes_no_further_
     assert (await queries.make_query(ask, Course.begin(monotonic))).reason == "tokenizer_hung"
     assert len(begun) == 1
     endless.may_end.set()
-    tokens.close()
-
-
-HELLO = {"role": "user", "content": "hello"}
-
-
-@pytest.mark.parametrize(
-    ("fields", "is_known"),
-    [
-        ({}, True),
-        ({"truncate_prompt_tokens": 5}, False),
-        ({"add_special_tokens": True}, False),
-        ({"messages": [{**HELLO, "content": [{"type": "text", "text": "a"}]}]}, False),
-    ],
-)
-async def test_turns_are_tokenized_at_once_where_most_is_known(
-    fields: dict[str, Any], is_known: bool
-) -> None:
-    tokenizer = Tokenizer.load(Model("tiny", tokenizer=str(TINY_MODEL)))
-    assert tokenizer is not None
-    tokens = PromptTokens({"tiny": tokenizer}, 60.0)
-    other = parse_request(CHAT_PATH, json.dumps({"messages": [HELLO] * 2, **fields}).encode())
-    request = parse_request(CHAT_PATH, json.dumps({"messages": [HELLO], **fields}).encode())
-    assert tokens.tokenize_turns(request, "tiny") is None  # nothing is known of these roles
-    await tokens.tokenize(other, "tiny", 1)
-    await tokens.tokenize(request, "tiny", 1)
-    whole = await tokens.tokenize(request, "tiny", 1)
-    assert tokens.tokenize_turns(request, "tiny") == (whole if is_known else None)
-    assert tokens.tokenize_turns(request, "unknown") is None
-    long = json.dumps({"messages": [{**HELLO, "content": "word " * 4_000}], **fields}).encode()
-    assert tokens.tokenize_turns(parse_request(CHAT_PATH, long), "tiny") is None
-    several = structs.replace(request, prompts=request.prompts * 2)
-    assert tokens.tokenize_turns(several, "tiny") is None
     tokens.close()

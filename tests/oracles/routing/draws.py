@@ -1,15 +1,6 @@
-"""Draws: random places among many.
-
-One number of a Random is the seed of all that a draw needs, since asking for each would cost more
-than the rest of a draw. They are compiled if a C compiler was available (extproc/native/columns.c);
-the `plain_` functions do the same in Python, with the same random numbers, and tests compare both.
-"""
+"""The draws of random places, as extproc/native/columns.c makes them."""
 
 from collections.abc import Callable, Iterator, Sequence
-
-from extproc.base.compiled import compiled_or
-
-__all__ = ["drawn", "lowest", "plain_drawn", "plain_lowest"]
 
 Random = Callable[[], float]
 Ranks = Sequence[float] | Sequence[tuple[float, float]]
@@ -65,16 +56,3 @@ def plain_lowest(ranks: Ranks, count: int, random: Random) -> list[int]:
     numbers = _drawn_numbers(random)
     rows = sorted([(rank, next(numbers), place) for place, rank in enumerate(ranks)])
     return [place for _, _, place in rows[:count]]
-
-
-drawn = compiled_or("drawn", plain_drawn)
-
-# Returns None for ranks that are no numbers, if it is compiled.
-_lowest_numbers: Callable[[Ranks, int, Random], list[int] | None]
-_lowest_numbers = compiled_or("lowest", plain_lowest)
-
-
-def lowest(ranks: Ranks, count: int, random: Random) -> list[int]:
-    """Does the same as `plain_lowest`; only numbers are ranked in C."""
-    found = _lowest_numbers(ranks, count, random)
-    return plain_lowest(ranks, count, random) if found is None else found

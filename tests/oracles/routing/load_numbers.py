@@ -1,17 +1,8 @@
-"""The numbers of an endpoint's load, and the arithmetic of its queue.
-
-Every decision reads the numbers of the compared endpoints, and every request changes those of one.
-Where a C compiler was at hand at installation, extproc/native/numbers.c keeps them and computes the
-same, to the last bit, as tests hold.
-"""
+"""The numbers of a load and its arithmetic, as extproc/native/numbers.c keeps them."""
 
 from math import exp, inf
-from typing import TYPE_CHECKING
 
-from extproc.base.compiled import compiled_or
-
-# What a router tells of its requests: their number and tokens, as `extproc.routing.load.Gauges`.
-Told = tuple[int, int, int, int, int]
+from extproc.routing.told import Told
 
 
 class PlainPace:
@@ -139,10 +130,3 @@ class PlainNumbers:
         self.backlog_tokens, self.backlog_at = min(backlog + queued, known), now
         self.lately_tokens = min(lately + sent, most)
         self.ahead_tokens = min(self.ahead_tokens + queued, most)
-
-
-if TYPE_CHECKING:
-    Pace = PlainPace  # for what inherits from it
-else:
-    Pace = compiled_or("CompiledPace", PlainPace)
-LoadNumbers = compiled_or("CompiledNumbers", PlainNumbers)
