@@ -34,6 +34,7 @@ CORE = {
     "extproc.envoy.envoy_routers",
     "extproc.envoy.yaml_edit",
     "kvstate.scan",
+    "kvstate.seldom",
     "kvstate.turnover",
     "extproc.admin.history",
     "extproc.admin.observed",
