@@ -27,7 +27,7 @@ coverage: $(TESTED)
 
 # What takes long, mostly because it waits.
 slow: $(TESTED)
-	KVSTEER_EXAMPLES=thorough $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m '(slow or docker or engine) and not alone' $(ARGS)
+	KVSTEER_EXAMPLES=thorough $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m '(slow or docker or engine) and not alone' $(ARGS)
 
 # One after the other: those that measure how long others wait. Nothing else may run beside them.
 alone: $(TESTED)
