@@ -13,7 +13,7 @@ WORKERS ?= 4
 # The tests start some hundred processes, which need not compile the same modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test coverage slow gateways clients pictures explore docs lint types stubs-check stubs counts sanitize lock image pins clean
+.PHONY: demo test coverage slow alone gateways clients pictures explore docs lint types stubs-check stubs counts sanitize lock image pins clean
 
 demo: $(READY)
 	$(BIN)/kvsteer demo $(ARGS)
@@ -25,9 +25,12 @@ test: $(TESTED)
 coverage: $(TESTED)
 	$(BIN)/python -m pytest -m slow tests/test_pure_coverage.py $(ARGS)
 
-# In two processes, since most of them wait; then, one after the other, those that measure how long others wait.
+# What takes long, mostly because it waits.
 slow: $(TESTED)
-	KVSTEER_EXAMPLES=thorough $(BIN)/python -m pytest -n 2 --dist loadfile -m '(slow or docker or engine) and not alone' $(ARGS)
+	KVSTEER_EXAMPLES=thorough $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m '(slow or docker or engine) and not alone' $(ARGS)
+
+# One after the other: those that measure how long others wait. Nothing else may run beside them.
+alone: $(TESTED)
 	KVSTEER_EXAMPLES=thorough $(BIN)/python -m pytest -m '(slow or docker or engine) and alone' $(ARGS)
 
 # Real gateways in front of the router. Builds them first, with Go: minutes each, once. A gateway that cannot be built is

@@ -199,7 +199,7 @@ class FollowedWorkers:
 
     @property
     def fold(self) -> MediaFold:
-        """Returns what brings media into the ids of tokens, for prompts that are looked up."""
+        """What brings media into the ids of tokens, for prompts that are looked up."""
         return self.index.fold
 
     def listen(self, listener: StoreListener) -> None:

@@ -54,7 +54,7 @@ class Index:
 
     @property
     def fold(self) -> MediaFold:
-        """Returns what brings media into the ids of tokens, for prompts that are looked up."""
+        """What brings media into the ids of tokens, for prompts that are looked up."""
         return self._stored.fold
 
     @property

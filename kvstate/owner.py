@@ -44,6 +44,7 @@ from kvstate.orphans import Orphan, Orphanage, orphans_of
 from kvstate.overlap import Prompt, Tier, Tokens, encoded, tier_of
 from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
 from kvstate.saved import SavedOwner
+from kvstate.seldom import is_logged
 from kvstate.shared_media import names_media, parted, without_copies
 from kvstate.store_gate import StoreGate
 from kvstate.turnover import Turnover
@@ -550,10 +551,10 @@ class Owner:
         return self._turnover.is_complete(status["removed_certain"], unknown, status["blocks"])
 
     def _learn_block_size(self, block_size: int) -> None:
-        """Logs the 1st, 2nd, 4th ... change: a publisher may alternate between two sizes."""
+        """Logs a change, but seldom: a publisher may alternate between two sizes."""
         self.block_size = block_size or None
         self._block_sizes += 1
-        if self._block_sizes & (self._block_sizes - 1) == 0:
+        if is_logged(self._block_sizes):
             log.info("%s: block size learned: %s", self.worker, block_size)
 
     def _clearing(self) -> Generator[None, None, None]:

@@ -1,12 +1,7 @@
 import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.built_core import stale_core
-
-TESTS = Path(__file__).resolve().parent
 
 
 def test_stale_core_names_the_command_that_rebuilds_it(
@@ -22,20 +17,3 @@ def test_stale_core_names_the_command_that_rebuilds_it(
     os.utime(core, (1_002, 1_002))
     assert stale_core(core, tmp_path) == ""
     assert "is missing: build it with" in stale_core(None, tmp_path)
-
-
-def test_stale_core_runs_no_test(tmp_path: Path) -> None:
-    (tmp_path / "tests").mkdir()
-    for name in ("conftest.py", "built_core.py", "tables.py", "imports.py", "pure_tests.py"):
-        shutil.copy(TESTS / name, tmp_path / "tests")
-    (tmp_path / "tests" / "test_nothing.py").write_text("def test_nothing(): pass")
-    (tmp_path / "extproc").mkdir()
-    (tmp_path / "extproc" / "__init__.py").touch()
-    (tmp_path / "kvstate" / "native").mkdir(parents=True)
-    for name in ("__init__.py", "_core.abi3.so", "native/index.c"):
-        (tmp_path / "kvstate" / name).touch()
-    os.utime(tmp_path / "kvstate" / "_core.abi3.so", (1_000, 1_000))
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert run.returncode == 4, run.stdout
-    assert "build it with `python setup.py build_ext --inplace`" in run.stderr

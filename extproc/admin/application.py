@@ -30,6 +30,7 @@ from extproc.observing.faults import Faults
 from extproc.observing.metrics import Metrics
 from extproc.serving.listening import cannot_listen, http_connections
 from extproc.serving.router import Router
+from kvstate.seldom import is_logged
 
 log = logging.getLogger("kvsteer.admin")
 
@@ -253,9 +254,9 @@ _THEIRS = (HttpProcessingError, web.RequestPayloadError)
 class ServerLog:
     """The part of `logging.Logger` that aiohttp uses for a server.
 
-    Malformed requests are logged in one line, only the 1st, 2nd, 4th time and so on, since any
-    client could fill the log, and without the error's text, which quotes the client. Errors of the
-    server's own handlers are logged with a traceback.
+    Malformed requests are logged in one line, and seldom, since any client could fill the log;
+    without the error's text, which quotes the client. Errors of the server's own handlers are
+    logged with a traceback.
 
     name: the server's name.
     """
@@ -275,7 +276,7 @@ class ServerLog:
             log.error("%s: %s", self._name, message % args, exc_info=exc_info or True)
             return
         self._malformed += 1
-        if self._malformed & (self._malformed - 1) == 0:
+        if is_logged(self._malformed):
             log.warning(
                 "%s: a client sent an invalid HTTP request: %s (%d so far)",
                 self._name,

@@ -34,12 +34,12 @@ class TokenizerFiles:
 
     @property
     def directory(self) -> Path:
-        """Returns the directory with tokenizer_config.json and the chat templates."""
+        """The directory with tokenizer_config.json and the chat templates."""
         return self.tokenizer.parent
 
     @property
     def mistral(self) -> Path | None:
-        """Returns the vocabulary of Mistral's own library, None if there is none.
+        """The vocabulary of Mistral's own library, None if there is none.
 
         Source: mistral-common 1.13 (tokens/tokenizers/utils.py): of several files tekken.json, else
         the last one.

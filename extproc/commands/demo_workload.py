@@ -47,7 +47,7 @@ class Row:
 
     @property
     def fault(self) -> str:
-        """Returns what is wrong with the request, "" if nothing is."""
+        """What is wrong with the request, "" if nothing is."""
         if self.holder is not None and self.worker != self.holder:
             return f"its prefix is on {self.holder}"
         return "" if self.predicted == self.reported else "prediction differs"

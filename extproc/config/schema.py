@@ -611,7 +611,7 @@ class Config:
 
     @property
     def edits_bodies(self) -> bool:
-        """Returns whether the router changes requests' bodies: salts, priorities, transfers."""
+        """Whether the router changes requests' bodies: salts, priorities, transfers."""
         parts = self.disaggregation
         takes_transfers = parts.mode is not None or parts.changes_bodies
         return takes_transfers or self.isolation is not None or self.policy.classes is not None

@@ -16,6 +16,7 @@ from extproc.routing.speed import Speed
 from extproc.routing.upstreams import Judge, Pulse, Upstream
 from kvstate.events import EngineLoad
 from kvstate.overlap import Overlap, Prompt, usable_tokens
+from kvstate.seldom import is_logged
 
 log = logging.getLogger("kvsteer.workers")
 
@@ -369,7 +370,7 @@ class Computed:
                 self._look_at(worker, upstream, now)
             except Exception:  # one worker must not end the look at the others
                 self._failures += 1
-                if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
+                if is_logged(self._failures):
                     log.exception("prompts under way at %s could not be looked up", worker.name)
 
     def _look_at(self, worker: Worker, upstream: Upstream, now: float) -> None:

@@ -109,7 +109,7 @@ class Candidates:
 
     @property
     def has_roles(self) -> bool:
-        """Returns whether any worker takes only a part of requests."""
+        """Whether any worker takes only a part of requests."""
         if self._has_roles is None:
             self._has_roles = any(one.sighting.worker.role != BOTH for one in self._table)
         return self._has_roles
@@ -169,7 +169,7 @@ class Candidates:
 
     @property
     def names_ranks(self) -> bool:
-        """Returns whether requests may name the rank that computes them."""
+        """Whether requests may name the rank that computes them."""
         return self._fleet.names_ranks
 
     def rank_choice(self, name: str, path: str, *, writes_body: bool) -> RankChoice:

@@ -166,7 +166,7 @@ class Workers:
 
     @property
     def fold(self) -> MediaFold:
-        """Returns what brings media into the ids of tokens, for prompts that are looked up."""
+        """What brings media into the ids of tokens, for prompts that are looked up."""
         return self._fleet.fold
 
     def store_blocks(self) -> Iterable[tuple[str, int]]:
@@ -237,7 +237,7 @@ class Workers:
 
     @property
     def events_enabled(self) -> bool:
-        """Returns whether the workers' events are followed."""
+        """Whether the workers' events are followed."""
         return self._feeds.enabled
 
     def _note_engine(self, name: str) -> None:

@@ -42,7 +42,7 @@ class Answers:
 
     @property
     def share(self) -> float:
-        """Returns the share of the last answers that came from elsewhere."""
+        """The share of the last answers that came from elsewhere."""
         return sum(self.recent) / len(self.recent)
 
     def note(self, *, is_elsewhere: bool) -> None:

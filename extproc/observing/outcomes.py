@@ -577,7 +577,7 @@ class Account:
 
     @property
     def response_id(self) -> str:
-        """Returns the id of the response, if it has one that a later request may continue."""
+        """The id of the response, if it has one that a later request may continue."""
         if self._scanner is None or self.has_failed:
             return ""
         if self._is_whole:
@@ -586,7 +586,7 @@ class Account:
 
     @property
     def worker(self) -> str:
-        """Returns the name of the worker that answers, as far as is known; "" if it is unknown."""
+        """The name of the worker that answers, as far as is known; "" if it is unknown."""
         return self._worker
 
     def outcome(self) -> Outcome:

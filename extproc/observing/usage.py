@@ -143,12 +143,12 @@ class UsageScanner:
 
     @property
     def buffered_bytes(self) -> int:
-        """Returns how much of the response is kept: at most MAX_DOCUMENT_BYTES."""
+        """How much of the response is kept: at most MAX_DOCUMENT_BYTES."""
         return self._buffered_bytes
 
     @property
     def usage(self) -> Usage:
-        """Returns the usage reported so far."""
+        """The usage reported so far."""
         if self._is_document and self._pieces:
             document = b"".join(self._pieces)
             self._forget()

@@ -159,7 +159,7 @@ class _Rendered(Protocol):
 
     @property
     def finish(self) -> Callable[[], Tokens]:
-        """Returns its token ids."""
+        """Its token ids."""
 
 
 class FormEncoder(GoldenEncoder, Protocol):

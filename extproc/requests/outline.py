@@ -97,7 +97,7 @@ class Outline(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def tokens(self) -> float:
-        """Returns the estimated tokens of the whole form."""
+        """The estimated tokens of the whole form."""
         return self.size / BYTES_PER_TOKEN
 
     def tokens_from(self, item: int, tokens_of: Callable[[str], float]) -> float:

@@ -454,7 +454,7 @@ class Models:
 
     @property
     def default(self) -> str:
-        """Returns the first model: its workers get requests that name no known model."""
+        """The first model: its workers get requests that name no known model."""
         return self._default
 
     def find(self, name: str | None) -> Served | None:

@@ -39,7 +39,7 @@ class Belonging(msgspec.Struct, frozen=True):
 
     @property
     def sole(self) -> str:
-        """Returns the name of the only worker that can answer, "" if others can."""
+        """The name of the only worker that can answer, "" if others can."""
         return next(iter(self.credit)) if self.by == RESPONSE else ""
 
 

@@ -174,7 +174,7 @@ class Decision(msgspec.Struct, frozen=True):
 
     @property
     def prefill(self) -> "Decision | None":
-        """Returns the decision for the prefill worker; None if the answering worker computes."""
+        """The decision for the prefill worker; None if the answering worker computes."""
         return None if self.split is None else self.split.prefill
 
 

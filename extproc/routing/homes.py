@@ -34,7 +34,7 @@ class _Home(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def has_kept_cache(self) -> bool:
-        """Returns whether the worker has kept its cache since."""
+        """Whether the worker has kept its cache since."""
         return self.since > self.holdings.lost_at
 
 

@@ -52,7 +52,7 @@ class PlacingFleet(Protocol):
 
     @property
     def has_roles(self) -> bool:
-        """Returns whether any worker takes only a part of requests."""
+        """Whether any worker takes only a part of requests."""
 
     def draining(self) -> set[str]:
         """Returns the draining endpoints, which get no new requests."""
@@ -88,7 +88,7 @@ class ClaimReporter(Protocol):
 
     @property
     def secret(self) -> int:
-        """Returns the common key of these routers' marks."""
+        """The common key of these routers' marks."""
 
     def begin(self, claims: Sequence[Claim], endpoint: str, uncached_tokens: float) -> None:
         """Reports that a request was sent to an endpoint, the pick or another that serves it."""

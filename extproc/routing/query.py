@@ -62,7 +62,7 @@ class Media(msgspec.Struct, frozen=True):
 
     @property
     def is_known(self) -> bool:
-        """Returns whether all of its items are known for certain."""
+        """Whether all of its items are known for certain."""
         return self.is_whole and all(one.is_exact for one in self.items)
 
 
@@ -115,7 +115,7 @@ class Query(msgspec.Struct, frozen=True):
 
     @property
     def sole(self) -> Prompt | None:
-        """Returns the prompt if there is only one, with one answer; else None.
+        """The prompt if there is only one, with one answer; else None.
 
         Only then can the engine's report be compared: vLLM reports the sum over prompts, or the
         last of several answers, whose blocks the first answer stored.

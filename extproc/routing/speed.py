@@ -222,12 +222,12 @@ class Speed(Pace, Generic[Key]):
 
     @property
     def measured_seconds(self) -> float:
-        """Returns how long its measurements took, the older ones counting less; 0 without any."""
+        """How long its measurements took, the older ones counting less; 0 without any."""
         return self._work_taken
 
     @property
     def slowness_alone(self) -> float:
-        """Returns the slowness by its own measurements, however old they are.
+        """The slowness by its own measurements, however old they are.
 
         It is 1 if nothing can be learned from the engine.
         """
@@ -238,7 +238,7 @@ class Speed(Pace, Generic[Key]):
 
     @property
     def delay_alone(self) -> float:
-        """Returns the delay of its events by its own measurements and the delay assumed at first.
+        """The delay of its events by its own measurements and the delay assumed at first.
 
         The fleet's delay is left out: with it, the median would move itself.
         """

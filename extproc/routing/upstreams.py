@@ -239,12 +239,12 @@ class Upstreams:
 
     @property
     def has_suspects(self) -> bool:
-        """Returns whether any endpoint has failed lately, or is in doubt."""
+        """Whether any endpoint has failed lately, or is in doubt."""
         return bool(self._suspects)
 
     @property
     def has_bad(self) -> bool:
-        """Returns whether anything speaks against any endpoint: a failure, a doubt, a judge."""
+        """Whether anything speaks against any endpoint: a failure, a doubt, a judge."""
         return bool(self._suspects or self._ejected)
 
     def note_answer(self, endpoint: str, status: int, now: float) -> float | None:

@@ -13,6 +13,7 @@ from typing import Self
 from extproc.base.errors import StartError
 from extproc.base.fault import ROUTER, Fault
 from extproc.config.schema import Tls
+from kvstate.seldom import is_logged
 
 log = logging.getLogger("kvsteer.extproc")
 
@@ -82,9 +83,9 @@ class Certificates:
         self.note_unfinished(why)
 
     def note_unfinished(self, why: str) -> None:
-        """Counts a failed handshake; logs only the 1st, 2nd, 4th and so on, since proxies retry."""
+        """Counts a failed handshake; logs it only seldom, since proxies retry."""
         self.failed_handshakes += 1
-        if self.failed_handshakes & (self.failed_handshakes - 1) == 0:
+        if is_logged(self.failed_handshakes):
             log.warning("TLS handshake failed: %s (%d so far)", why, self.failed_handshakes)
 
     async def look(self, *, anyway: bool = False) -> None:

@@ -35,6 +35,7 @@ from extproc.serving.listening import (
 )
 from extproc.serving.peers import Peers
 from extproc.serving.server_bounds import USUAL, ServerBounds
+from kvstate.seldom import is_logged
 
 log = logging.getLogger("kvsteer.extproc")
 
@@ -470,7 +471,7 @@ class LeanServer:
                 connection.tick()
             except Exception:  # the other connections must be looked at
                 self._faults[TICK_FAULT] += 1
-                if self._faults[TICK_FAULT].bit_count() == 1:
+                if is_logged(self._faults[TICK_FAULT]):
                     log.exception(
                         "a connection could not be checked for stalls (%d so far)",
                         self._faults[TICK_FAULT],

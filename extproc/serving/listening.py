@@ -255,7 +255,7 @@ class TlsListener:
 
     @property
     def handshakes(self) -> int:
-        """Returns how many handshakes are running."""
+        """How many handshakes are running."""
         return len(self._shaking)
 
     def drop_oldest(self) -> bool:

@@ -328,7 +328,7 @@ class Stream:
 
     @property
     def reads_usage(self) -> bool:
-        """Returns whether the response's body is to be read for its usage."""
+        """Whether the response's body is to be read for its usage."""
         return self._reads_usage
 
     def place_pick(self, pick: tuple[str, ...], model: str | None, most: int) -> Answers:

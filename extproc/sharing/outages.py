@@ -6,6 +6,8 @@ outages count less; an outage that lasts is logged in any case.
 
 from typing import NamedTuple
 
+from kvstate.seldom import is_logged
+
 # A recovery counts after this time without a fault: a slow engine or a busy machine may fail and
 # recover several times a second.
 SETTLED_SECONDS = 1.0
@@ -46,7 +48,7 @@ class Outages:
         if not self.is_going_on:
             self._begin(now)
         self._faulty_at = now
-        is_rare = self._began_at == now and self._number.bit_count() == 1
+        is_rare = self._began_at == now and is_logged(self._number)
         if self._has_warned or not (is_rare or now - self._began_at >= LASTING_SECONDS):
             return None
         self._has_warned = True

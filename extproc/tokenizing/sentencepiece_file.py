@@ -50,7 +50,7 @@ class Pieces(msgspec.Struct, frozen=True):
 
     @property
     def controls(self) -> dict[str, int]:
-        """Returns the ids of the pieces that no text becomes."""
+        """The ids of the pieces that no text becomes."""
         return {
             piece.text: place
             for place, piece in enumerate(self.pieces)

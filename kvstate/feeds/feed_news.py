@@ -8,6 +8,7 @@ from kvstate.errors import WireError
 from kvstate.events import BatchResult
 from kvstate.feeds.feed import Feed, FeedState
 from kvstate.feeds.transport import RankName
+from kvstate.seldom import is_logged
 
 log = logging.getLogger("kvsteer.feed")
 
@@ -104,10 +105,10 @@ class FeedNews:
             self._emptied()
 
     def tell_undecodable(self, error: WireError) -> None:
-        """Counts an undecodable batch; logs only the 1st, 2nd, 4th ..., to keep the log short."""
+        """Counts an undecodable batch; logs it only seldom."""
         self.counts["undecodable_batch"] += 1
         count = self.counts["undecodable_batch"]
-        if count & (count - 1) == 0:
+        if is_logged(count):
             log.warning("%s rank %d: %s (%d so far)", *self.place, error, count)
 
     def tell_taken(self, taken: BatchResult) -> None:

@@ -1,4 +1,5 @@
 import gc
+import io
 import json
 import os
 import pty
@@ -227,7 +228,12 @@ def test_serve_names_a_taken_port_in_one_line(
 
 @pytest.mark.parametrize(("style", "is_json"), [("text", False), ("json", True)])
 def test_serve_runs_and_explains_until_a_signal(
-    tmp_path: Path, style: str, *, is_json: bool
+    tmp_path: Path,
+    style: str,
+    *,
+    is_json: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = config(tmp_path, log={"format": style})
     admin = yaml.safe_load(Path(file).read_text())["admin"]["listen"]
@@ -238,14 +244,17 @@ def test_serve_runs_and_explains_until_a_signal(
     lines = iter(router.stderr.readline, "")
     started = next(line for line in lines if "serving ext_proc on" in line)
     assert started.startswith("{") == is_json
-    request = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hello"}]})
-    command = [*KVSTEER, "explain", "--admin", f"http://{admin}"]
-    answer = subprocess.run(command, input=request, capture_output=True, text=True, check=True)
-    assert answer.stdout.startswith("It would go to 127.0.0.1:9: no worker holds any of the ")
-    assert answer.stdout.splitlines()[3].endswith("  picked")
-    command.append("--json")
-    answer = subprocess.run(command, input=request, capture_output=True, text=True, check=True)
-    assert json.loads(answer.stdout)["pick"] == ["127.0.0.1:9"]
+    messages = [{"role": "user", "content": "hello"}]
+    request = json.dumps({"model": "tiny", "messages": messages}).encode()
+    command = ["explain", "--admin", f"http://{admin}"]
+    given(monkeypatch, request)
+    assert main(command) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("It would go to 127.0.0.1:9: no worker holds any of the ")
+    assert told.splitlines()[3].endswith("  picked")
+    given(monkeypatch, request)
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pick"] == ["127.0.0.1:9"]
     router.send_signal(signal.SIGHUP)
     router.send_signal(signal.SIGTERM)
     assert router.wait(60) == 0
@@ -304,11 +313,18 @@ def test_completion_offers_every_command_with_its_options(
     assert "--member" not in cases["serve"]  # an option only for our own parent process
 
 
-def test_explain_without_a_router_names_the_fault() -> None:
+def given(monkeypatch: pytest.MonkeyPatch, written: bytes) -> None:
+    """Puts bytes on the standard input of commands that run in this process."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(written), encoding="utf-8"))
+
+
+def test_explain_without_a_router_names_the_fault(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     admin = f"http://127.0.0.1:{free_port()}"
-    command = [*KVSTEER, "explain", "--admin", admin]
-    absent = subprocess.run(command, input="{}", capture_output=True, text=True, check=False)
-    assert (absent.returncode, admin in absent.stderr) == (1, True)
+    given(monkeypatch, b"{}")
+    assert main(["explain", "--admin", admin]) == 1
+    assert admin in capsys.readouterr().err
 
 
 def test_explain_prompts_for_input_at_a_terminal() -> None:
@@ -335,21 +351,22 @@ def test_explain_prompts_for_input_at_a_terminal() -> None:
     ],
 )
 def test_explain_refuses_malformed_input_and_names_the_fault(
-    options: list[str], text: str, status: int, words: str
+    options: list[str],
+    text: str,
+    status: int,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    explained = subprocess.run(
-        [*KVSTEER, "explain", *options],
-        input=text.encode(errors="surrogateescape"),
-        capture_output=True,
-        check=False,
-    )
-    assert (explained.returncode, words in explained.stderr.decode()) == (status, True)
+    given(monkeypatch, text.encode(errors="surrogateescape"))
+    assert (main(["explain", *options]), words in capsys.readouterr().err) == (status, True)
 
 
-@pytest.mark.parametrize("command", ["envoy", "check"])
-def test_closed_standard_output_is_no_error(tmp_path: Path, command: str) -> None:
+@pytest.mark.parametrize("is_long", [False, True])
+def test_closed_standard_output_is_no_error(tmp_path: Path, *, is_long: bool) -> None:
+    command = ["completion", "bash"] if is_long else ["check", "--config", config(tmp_path)]
     printing = subprocess.Popen(
-        [*KVSTEER, command, "--config", config(tmp_path)],
+        [*KVSTEER, *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )

@@ -64,10 +64,10 @@ async def test_demos_started_at_once_use_separate_ports() -> None:
             stdout=PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        for _ in range(3)
+        for _ in range(2)
     ]
     told = await asyncio.gather(*(demo.communicate() for demo in demos))
-    assert [demo.returncode for demo in demos] == [0, 0, 0], told
+    assert [demo.returncode for demo in demos] == [0, 0], told
 
 
 @pytest.mark.parametrize(
