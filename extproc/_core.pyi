@@ -165,7 +165,6 @@ class Decoder:
     def read(self, message: bytes, /) -> Any:
         """Returns what a message without a context says; None if it gives up."""
 
-
 # --- the arithmetic of a decision (columns.c, survey.c): tests/oracles/routing has it in Python ---
 
 # The loads of the compared workers, a row for each, in their order.
