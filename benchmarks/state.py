@@ -21,7 +21,7 @@ from kvstate.feeds.feed import FeedState
 from kvstate.feeds.transport import Connected
 from kvstate.fleet import FollowedWorkers
 from kvstate.index import saved_layout
-from kvstate.saved_state import StateHeader
+from kvstate.rows.format import StateHeader
 from kvstate.stores import StoreRules
 from tests.memory_transport import MemoryTransport
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from extproc.base.errors import ConfigError, ExtraError, StartError, importing_extra
 from extproc.commands.config_file import add_config, config_of
-from kvstate.errors import NotBuiltError
+from kvstate.errors import NotBuiltError, importing_cores
 
 TYPE_CHECKING = False  # as in typing, whose import takes a probe several milliseconds
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     parsed = make_parser(given[0]).parse_args(given)
     try:
-        status = int(parsed.run(parsed))
+        with importing_cores():
+            status = int(parsed.run(parsed))
         sys.stdout.flush()
     except ConfigError as error:
         print(error, file=sys.stderr)

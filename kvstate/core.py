@@ -8,10 +8,10 @@ tiers; names are in `kvstate.index`, orphans and visible counters in `kvstate.ow
 from enum import IntEnum
 from typing import NamedTuple, TypedDict
 
-from kvstate.errors import importing_core
+from kvstate.errors import importing_cores
 from kvstate.overlap import Tier, tier_of
 
-with importing_core():
+with importing_cores():
     from kvstate._core import LAYOUT as LAYOUT  # noqa: PLC0414 - others import it from here
     from kvstate._core import Core as Core  # noqa: PLC0414 - others import it from here
 

@@ -22,6 +22,9 @@ KVSteerError
 import contextlib
 from collections.abc import Iterator
 
+# What is compiled: the index, and the request path.
+CORES = ("kvstate._core", "extproc._core")
+
 
 class KVSteerError(Exception):
     """Root of everything that KVSteer raises on purpose."""
@@ -76,15 +79,17 @@ class NotBuiltError(KVSteerError, ImportError):
 
 
 @contextlib.contextmanager
-def importing_core() -> Iterator[None]:
-    """Imports from a compiled core.
+def importing_cores() -> Iterator[None]:
+    """Imports from the compiled cores.
 
     Raises:
-        NotBuiltError: it is missing, or does not load.
+        NotBuiltError: one of them is missing, or does not load.
     """
     try:
         yield
     except ImportError as error:
+        if error.name not in CORES:
+            raise
         raise NotBuiltError(error) from error
 
 

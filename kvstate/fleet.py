@@ -41,7 +41,7 @@ from kvstate.relay.records import Beginning, Hello, StoreBeginning
 from kvstate.relay.relayed import RelayedFeed, RelayedRank
 from kvstate.relay.taps import Tap, Taps
 from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
-from kvstate.saved import SavedFeed, SavedOwner, SavedRank, SavedRows, SavedStoreRows
+from kvstate.rows.format import SavedFeed, SavedOwner, SavedRank, SavedRows, SavedStoreRows
 from kvstate.steps import Result, Steps
 from kvstate.stores import SharedBlocks, StoreRules, Stores
 

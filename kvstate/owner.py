@@ -43,7 +43,7 @@ from kvstate.media import MediaFold, StoreListener, has_media
 from kvstate.orphans import Orphan, Orphanage, orphans_of
 from kvstate.overlap import Prompt, Tier, Tokens, encoded, tier_of
 from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
-from kvstate.saved import SavedOwner
+from kvstate.rows.format import SavedOwner
 from kvstate.seldom import is_logged
 from kvstate.shared_media import names_media, parted, without_copies
 from kvstate.store_gate import StoreGate

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from kvstate.errors import ManyMembersError, NoObjectError, importing_core
+from kvstate.errors import ManyMembersError, NoObjectError, importing_cores
 
-with importing_core():
+with importing_cores():
     from kvstate._core import braces as _braces
     from kvstate._core import marks as _marks
     from kvstate._core import marks_outside as _marks_outside

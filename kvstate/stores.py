@@ -19,7 +19,7 @@ from kvstate.index import Index
 from kvstate.overlap import Prompt
 from kvstate.owner import Owner
 from kvstate.pools import Pool
-from kvstate.saved import SavedStore, SavedStoreRows
+from kvstate.rows.format import SavedStore, SavedStoreRows
 from kvstate.store_gate import StoreGate
 
 

@@ -88,14 +88,9 @@ from kvstate.feeds.transport import FeedTransport
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import FollowedWorkers
 from kvstate.index import saved_layout
-from kvstate.saved_state import (
-    SavedState,
-    StateHeader,
-    section_of,
-    sections_of,
-    state_in,
-)
-from kvstate.sections import Writer
+from kvstate.rows.format import StateHeader
+from kvstate.rows.reader import SavedState, state_in
+from kvstate.rows.writer import StateWriter
 
 if TYPE_CHECKING:
     from extproc.tokenizing.tokens import Tokenizer
@@ -421,11 +416,10 @@ def _rows(made: Running, secret: int | None) -> RowsExchange | None:
     header = StateHeader(saved_layout(), installed_version(), time.time(), 0)
 
     async def sections() -> AsyncIterator[bytes]:
-        writer = Writer()
-        yield writer.begin()
-        yield section_of(writer, msgspec.structs.replace(header, written_at=time.time()))
+        writer = StateWriter()
+        yield writer.begin(msgspec.structs.replace(header, written_at=time.time()))
         async for saved in made.fleet.saved(made.restored.identity_of):
-            for section in await asyncio.to_thread(list, sections_of(writer, saved)):
+            for section in await asyncio.to_thread(list, writer.held(saved)):
                 yield section
         yield writer.end()
 

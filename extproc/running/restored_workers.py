@@ -12,9 +12,9 @@ from typing import Protocol
 
 from kvstate.feeds.feed import Restoration
 from kvstate.fleet import FollowedWorkers
-from kvstate.saved import SavedRows, SavedStoreRows
-from kvstate.saved_state import SavedState
-from kvstate.sections import Section
+from kvstate.rows.format import SavedRows, SavedStoreRows
+from kvstate.rows.reader import SavedState
+from kvstate.rows.sections import Section
 
 log = logging.getLogger("kvsteer.state")
 

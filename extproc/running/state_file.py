@@ -23,9 +23,9 @@ from extproc.running.restored_workers import Keeper, RestoredWorkers
 from kvstate.errors import DamagedError
 from kvstate.feeds.feed import Restoration
 from kvstate.fleet import FollowedWorkers
-from kvstate.saved import SavedRows, SavedStoreRows
-from kvstate.saved_state import SavedState, StateHeader, section_of, sections_of, state_in
-from kvstate.sections import Writer
+from kvstate.rows.format import SavedRows, SavedStoreRows, StateHeader
+from kvstate.rows.reader import SavedState, state_in
+from kvstate.rows.writer import StateWriter
 
 log = logging.getLogger("kvsteer.state")
 
@@ -153,10 +153,10 @@ class StateFile:
 
     async def _write(self, new: Path) -> int:
         """Writes a new file; returns its length."""
-        writer = Writer()
+        writer = StateWriter()
         file = await asyncio.to_thread(_create_private, new)
         try:
-            await asyncio.to_thread(_begin, file, writer, self._header())
+            await asyncio.to_thread(file.write, writer.begin(self._header()))
             for keeper in self._keepers:
                 for piece in keeper.saved():
                     section = writer.section(keeper.section, keeper.version, piece)
@@ -194,16 +194,11 @@ def _create_private(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, flags, _OWN), "wb")
 
 
-def _begin(file: BinaryIO, writer: Writer, about: StateHeader) -> None:
-    file.write(writer.begin())
-    file.write(section_of(writer, about))
+def _append(file: BinaryIO, writer: StateWriter, saved: SavedRows | SavedStoreRows) -> None:
+    file.writelines(writer.held(saved))
 
 
-def _append(file: BinaryIO, writer: Writer, saved: SavedRows | SavedStoreRows) -> None:
-    file.writelines(sections_of(writer, saved))
-
-
-def _end(file: BinaryIO, writer: Writer) -> int:
+def _end(file: BinaryIO, writer: StateWriter) -> int:
     file.write(writer.end())
     file.flush()
     os.fsync(file.fileno())

@@ -7,7 +7,7 @@
 They are sealed as `extproc.sharing.messages` says, under a magic number of their own, so that
 routers of older releases skip them. All but the first have an address, the number under which its
 receiver waits for it, in clear before the rest of the body: so the others do not read them, though
-there may be thousands. The data is a state file (`kvstate.saved_state`) without a secret: routers
+there may be thousands. The data is a state file (`kvstate.rows`) without a secret: routers
 that share one have the same. Both numbers are random, so that a recorded message is of no use
 later.
 """

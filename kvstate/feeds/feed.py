@@ -100,7 +100,7 @@ from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.held_batches import HeldBatches
 from kvstate.feeds.replay_trust import ReplayTrust
 from kvstate.feeds.stamps import Doubt, Stamps
-from kvstate.saved import MAX_REASON, SavedFeed
+from kvstate.rows.format import MAX_REASON, SavedFeed
 
 
 class FeedState(StrEnum):

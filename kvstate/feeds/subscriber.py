@@ -31,7 +31,7 @@ from kvstate.feeds.transport import (
     SnapshotBegun,
 )
 from kvstate.feeds.turns import Turns
-from kvstate.saved import SavedFeed
+from kvstate.rows.format import SavedFeed
 from kvstate.wire.zmq_wire import stamp_of
 
 log = logging.getLogger("kvsteer.feed")

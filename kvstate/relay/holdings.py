@@ -1,12 +1,12 @@
-"""What an owner holds, as another process needs it to hold the same."""
+"""What an owner holds, as another process needs it to hold the same, and how it arrives there."""
 
 from collections.abc import Generator
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from kvstate.errors import DamagedError
 from kvstate.owner import Owner
-from kvstate.relay.records import orphans_in, orphans_payload
-from kvstate.saved import SavedOwner
+from kvstate.relay.records import Kind, orphans_in, orphans_payload
+from kvstate.rows.format import SavedOwner
 
 # Orphans that are encoded, or parked, in one step.
 ORPHANS_AT_ONCE = 64
@@ -17,6 +17,43 @@ class Holding(NamedTuple):
 
     rows: list[bytes]
     orphans: list[bytes]
+
+
+Beginning = TypeVar("Beginning")
+
+
+class Arriving(Generic[Beginning]):
+    """A rank or a store whose beginning, rows and orphans come in records, one after the other."""
+
+    def __init__(self) -> None:
+        self._beginning: Beginning | None = None
+        self._holding = Holding([], [])
+
+    def begin(self, beginning: Beginning | None) -> None:
+        """Notes which one comes, None if none does; forgets what came of another one."""
+        self._beginning, self._holding = beginning, Holding([], [])
+
+    def take(self, kind: int, payload: bytes) -> bool:
+        """Takes the payload of a record; returns whether it is of a kind that has some of it."""
+        if kind == Kind.ROWS:
+            self._holding.rows.append(payload)
+        elif kind == Kind.ORPHANS:
+            self._holding.orphans.append(payload)
+        else:
+            return False
+        return True
+
+    def end(self) -> tuple[Beginning, Holding]:
+        """Returns what came, all of which is here now.
+
+        Raises:
+            DamagedError: it did not begin.
+        """
+        beginning, holding = self._beginning, self._holding
+        self.begin(None)
+        if beginning is None:
+            raise DamagedError("rows without their beginning")
+        return beginning, holding
 
 
 def copying(owner: Owner, holding: Holding) -> Generator[None, None, SavedOwner]:

@@ -16,6 +16,7 @@ from kvstate.errors import DamagedError
 from kvstate.relay.holdings import Holding
 from kvstate.relay.records import STORES, Beginning, Hello, Kind, StoreBeginning, Wish, encoded
 from kvstate.relay.taps import Tap, Taps
+from kvstate.rows.writer import joined
 
 log = logging.getLogger("kvsteer.feed")
 
@@ -315,15 +316,9 @@ class _Reader(asyncio.Protocol):
             self._send(behind)
 
     def _sending(self, number: int, holding: Holding) -> Steps:
-        some, length = [], 0
-        for piece in holding.rows:
-            some.append(piece)
-            length += len(piece)
-            if length >= ROWS_BYTES:
-                self._send(encoded(Kind.ROWS, number, b"".join(some)))
-                some, length = [], 0
-                yield
-        self._send(encoded(Kind.ROWS, number, b"".join(some)))
-        for piece in holding.orphans:
+        for rows in joined(holding.rows, ROWS_BYTES):
+            self._send(encoded(Kind.ROWS, number, rows))
             yield
-            self._send(encoded(Kind.ORPHANS, number, piece))
+        for orphans in holding.orphans:
+            self._send(encoded(Kind.ORPHANS, number, orphans))
+            yield

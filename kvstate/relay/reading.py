@@ -28,7 +28,7 @@ from kvstate.relay.records import (
 )
 from kvstate.relay.relayed import RelayedRank
 from kvstate.relay.relayed_stores import RelayedStores
-from kvstate.saved import SavedFeed
+from kvstate.rows.format import SavedFeed
 from kvstate.stores import Stores
 
 log = logging.getLogger("kvsteer.feed")

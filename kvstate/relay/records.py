@@ -45,7 +45,7 @@ from kvstate.events import (
 from kvstate.feeds.feed import FeedState
 from kvstate.orphans import Orphan
 from kvstate.overlap import Tokens
-from kvstate.saved import SavedOwner
+from kvstate.rows.format import SavedOwner
 
 # Counts every change of the records or of their meaning.
 VERSION = 3

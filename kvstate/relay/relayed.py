@@ -9,7 +9,7 @@ from kvstate.errors import DamagedError, WireError
 from kvstate.events import Body, EngineLoad
 from kvstate.feeds.feed import FeedState, Restoration
 from kvstate.owner import Owner
-from kvstate.relay.holdings import Holding, putting
+from kvstate.relay.holdings import Arriving, putting
 from kvstate.relay.records import (
     Beginning,
     Kind,
@@ -19,7 +19,7 @@ from kvstate.relay.records import (
     status_in,
     typed_batch,
 )
-from kvstate.saved import SavedFeed
+from kvstate.rows.format import SavedFeed
 
 NOT_PASSED_ON = "the process that follows the feeds has not passed it on yet"
 
@@ -58,14 +58,13 @@ class RelayedRank:
         self.unapplied = 0
         self._emptied = emptied
         self._cut = cut
-        self._beginning: Beginning | None = None
-        self._holding = Holding([], [])
+        self._arriving = Arriving[Beginning]()
 
     def lose(self, reason: str) -> None:
         """Notes that nothing is passed on any more: nothing is certain until something is."""
         self.owner.trusted = False
         self.reason = reason
-        self._beginning = None
+        self._arriving.begin(None)
         if self.feed.state is not FeedState.CONNECTING:
             self.feed.state = FeedState.STALE
 
@@ -103,14 +102,10 @@ class RelayedRank:
             case Kind.STATUS:
                 self._show(status_in(record.payload))
             case Kind.BEGIN:
-                self._beginning, self._holding = beginning_in(record.payload), Holding([], [])
-            case Kind.ROWS:
-                self._holding.rows.append(record.payload)
-            case Kind.ORPHANS:
-                self._holding.orphans.append(record.payload)
+                self._arriving.begin(beginning_in(record.payload))
             case Kind.END:
                 yield from self._beginning_again(status_in(record.payload))
-            case _:
+            case other if not self._arriving.take(other, record.payload):
                 yield from self.leave()
 
     def _applying(self, body: Body, outcome: Outcome | None) -> Generator[None, None, None]:
@@ -125,10 +120,7 @@ class RelayedRank:
             self._emptied()
 
     def _beginning_again(self, status: RelayedStatus) -> Generator[None, None, None]:
-        beginning, holding = self._beginning, self._holding
-        self._beginning, self._holding = None, Holding([], [])
-        if beginning is None:
-            raise DamagedError("rows without their rank")
+        beginning, holding = self._arriving.end()
         self.owner.trusted = False
         yield from putting(self.owner, beginning.saved, holding)
         self.owner.shares = beginning.shares

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Generator
 
 from kvstate.errors import DamagedError
-from kvstate.relay.holdings import Holding, putting
+from kvstate.relay.holdings import Arriving, putting
 from kvstate.relay.records import Kind, Record, StoreBeginning, store_beginning_in
 from kvstate.stores import Stores
 
@@ -20,8 +20,7 @@ class RelayedStores:
 
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
-        self._beginning: StoreBeginning | None = None
-        self._holding = Holding([], [])
+        self._arriving = Arriving[StoreBeginning]()
 
     def taking(self, record: Record) -> Generator[None, None, None]:
         """Takes a record of a store, in steps.
@@ -31,22 +30,14 @@ class RelayedStores:
         """
         match record.kind:
             case Kind.STORE:
-                self._beginning = store_beginning_in(record.payload)
-                self._holding = Holding([], [])
-            case Kind.ROWS:
-                self._holding.rows.append(record.payload)
-            case Kind.ORPHANS:
-                self._holding.orphans.append(record.payload)
+                self._arriving.begin(store_beginning_in(record.payload))
             case Kind.STORED:
                 yield from self._putting()
-            case _:
+            case other if not self._arriving.take(other, record.payload):
                 raise DamagedError("a record that no store has")
 
     def _putting(self) -> Generator[None, None, None]:
-        beginning, holding = self._beginning, self._holding
-        self._beginning, self._holding = None, Holding([], [])
-        if beginning is None:
-            raise DamagedError("rows without their store")
+        beginning, holding = self._arriving.end()
         owner = self._stores.owner(beginning.store, beginning.model)
         if owner is None:
             return  # it is not configured here

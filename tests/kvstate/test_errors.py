@@ -1,11 +1,12 @@
 import pytest
 
 from kvstate.errors import (
+    CORES,
     MAX_PEER_TEXT,
     NotBuiltError,
     ReplayError,
     WireError,
-    importing_core,
+    importing_cores,
     printable,
 )
 
@@ -24,14 +25,20 @@ def test_printable_cuts_long_texts_of_a_peer() -> None:
     assert printable("abcdef", 5) == "ab..."
 
 
-def test_missing_core_is_named_with_the_ways_to_one() -> None:
-    missing = "the compiled core kvstate._core is missing"
-    with pytest.raises(NotBuiltError, match=missing) as caught, importing_core():
-        raise ModuleNotFoundError("No module named 'kvstate._core'", name="kvstate._core")
+@pytest.mark.parametrize("core", CORES)
+def test_missing_core_is_named_with_the_ways_to_one(core: str) -> None:
+    missing = f"the compiled core {core} is missing"
+    with pytest.raises(NotBuiltError, match=missing) as caught, importing_cores():
+        raise ModuleNotFoundError(f"No module named {core!r}", name=core)
     for way in ("`make demo`", "a wheel", "`docker compose up`"):
         assert way in str(caught.value)
 
 
 def test_core_that_does_not_load_is_told_with_the_reason() -> None:
-    with pytest.raises(NotBuiltError, match="does not load: undefined symbol"), importing_core():
+    with pytest.raises(NotBuiltError, match="does not load: undefined symbol"), importing_cores():
         raise ImportError("undefined symbol", name="kvstate._core")
+
+
+def test_other_modules_that_are_missing_are_named_by_python() -> None:
+    with pytest.raises(ModuleNotFoundError, match="No module named 'numpy'"), importing_cores():
+        raise ModuleNotFoundError("No module named 'numpy'", name="numpy")

@@ -20,7 +20,7 @@ from kvstate.feeds.transport import Connected, Signal
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap, Prompt, Tokens
 from kvstate.reuse import ReuseRules
-from kvstate.saved import SavedRows
+from kvstate.rows.format import SavedRows
 from tests.kvstate.recordings import WIRE
 from tests.memory_transport import MemoryTransport
 from tests.waiting import until

@@ -11,7 +11,7 @@ from kvstate.feeds.feed_times import FeedTimes
 from kvstate.feeds.transport import Connected
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap
-from kvstate.saved import SavedRows
+from kvstate.rows.format import SavedRows
 from tests.kvstate.publishing import block, chain, payload
 from tests.memory_transport import MemoryTransport
 from tests.waiting import until

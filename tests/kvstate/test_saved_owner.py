@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from kvstate.events import BlocksCopied, BlocksRemoved, Event, OtherGroupStored
 from kvstate.index import Index
 from kvstate.owner import MAX_NUMBERED_ADAPTERS, IndexLimits, Owner
-from kvstate.saved import SavedOwner
+from kvstate.rows.format import SavedOwner
 from kvstate.steps import finished
 from tests.kvstate.cores import new_index
 from tests.kvstate.small_index import prompt, stored

@@ -17,7 +17,7 @@ from kvstate.events import BlocksRemoved, BlocksStored
 from kvstate.index import Index
 from kvstate.overlap import Prompt, Tier
 from kvstate.owner import BYTES_PER_BLOCK, IndexLimits, Owner
-from kvstate.saved import SavedStoreRows
+from kvstate.rows.format import SavedStoreRows
 from kvstate.steps import finished
 from kvstate.stores import StoreRules, Stores
 from kvstate.wire.zmq_wire import MAX_BLOCKS, shared_events

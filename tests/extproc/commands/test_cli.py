@@ -36,7 +36,7 @@ def config(directory: Path, **sections: object) -> str:
     return str(file)
 
 
-# A command where the core was not built.
+# A command where the index's core was not built.
 WITHOUT = "import sys; sys.modules['kvstate._core'] = None; from extproc.__main__ import main; "
 
 

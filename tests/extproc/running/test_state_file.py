@@ -24,8 +24,10 @@ from kvstate.feeds.transport import Connected, Malformed
 from kvstate.fleet import FollowedWorkers
 from kvstate.index import saved_layout
 from kvstate.overlap import Overlap
-from kvstate.saved_state import MAX_AGE_SECONDS, SavedState, StateHeader, section_of
-from kvstate.sections import Section, Writer, sections_in
+from kvstate.rows.format import StateHeader
+from kvstate.rows.reader import MAX_AGE_SECONDS, SavedState
+from kvstate.rows.sections import Section, SectionWriter, sections_in
+from kvstate.rows.writer import StateWriter
 from kvstate.stores import StoreRules
 from tests.kvstate.publishing import block, chain, payload
 from tests.memory_transport import MemoryTransport
@@ -271,16 +273,19 @@ def test_router_without_a_file_shows_no_figures() -> None:
 
 def refusals(path: Path) -> dict[str, str]:
     """Files that are refused, by the words that say why."""
-    files = {"cut off": path.read_bytes()[:-1], "not a state file": b""}
+    nobody = SectionWriter()
+    files = {
+        "cut off": path.read_bytes()[:-1],
+        "not a state file": b"",
+        "does not say who": nobody.begin() + nobody.end(),
+    }
     for why, about in {
         "another core": msgspec.structs.replace(ABOUT, layout="plain 0"),
         "hours old": msgspec.structs.replace(ABOUT, written_at=NOW - MAX_AGE_SECONDS - 1),
         "its secret": msgspec.structs.replace(ABOUT, secret=-1),
-        "does not say who": None,
     }.items():
-        writer = Writer()
-        said = b"" if about is None else section_of(writer, about)
-        files[why] = writer.begin() + said + writer.end()
+        writer = StateWriter()
+        files[why] = writer.begin(about) + writer.end()
     return {why: str(_put(path.with_name(why), data)) for why, data in files.items()}
 
 
@@ -348,7 +353,7 @@ async def test_section_that_its_keeper_refuses_is_skipped(path: Path) -> None:
 
 def forged(whole: bytes, at: int, contents: bytes) -> bytes:
     """The file with other contents of one section, under checksums that match."""
-    writer = Writer()
+    writer = SectionWriter()
     parts = [writer.begin()]
     for number, one in enumerate(sections_in(whole)):
         changed = contents if number == at else bytes(one.contents)

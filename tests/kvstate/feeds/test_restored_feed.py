@@ -16,7 +16,7 @@ from kvstate.feeds.feed import (
 )
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.stamps import Stamps
-from kvstate.saved import MAX_REASON, SavedFeed
+from kvstate.rows.format import MAX_REASON, SavedFeed
 from tests.kvstate.feeding import applied, batch, live, undecodable
 
 

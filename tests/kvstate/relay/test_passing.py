@@ -88,7 +88,7 @@ async def test_what_happens_while_a_rank_begins_follows_it(
     found = await records_of(socket, Kind.STATUS)
     begin = [one.kind for one in found].index(Kind.BEGIN)
     kinds = [one.kind for one in found[begin:]]
-    assert kinds == [Kind.BEGIN, *[Kind.ROWS] * 6, Kind.END, Kind.STATUS]
+    assert kinds == [Kind.BEGIN, *[Kind.ROWS] * 5, Kind.END, Kind.STATUS]
     assert beginnings.steps == 4
     await leader.end()
 

@@ -11,7 +11,7 @@ from kvstate.index import Index
 from kvstate.relay.holdings import Holding, copying, putting
 from kvstate.relay.records import NO_MARK, Beginning, Kind, Mark, Record, RelayedStatus
 from kvstate.relay.relayed import RelayedRank
-from kvstate.saved import SavedOwner
+from kvstate.rows.format import SavedOwner
 from kvstate.steps import finished
 from tests.kvstate.publishing import block, payload
 

@@ -1,16 +1,39 @@
-"""What is saved of a rank or a store, to know it again after a restart of the router.
+"""What is written of a rank or a store, so that another router or process knows it.
+
+Four ways carry it: the state file, which also passes from a router to the one that takes over; the
+rows that a starting router gets from another one, which are a state file without a secret; and what
+a process begins with that reads what another one of its host passes on (`kvstate.relay`). All have
+the same rows and the same `SavedOwner`. The first three have them in sections
+(`kvstate.rows.sections`), with `SavedRank` or `SavedStore`; the last one in records
+(`kvstate.relay.records`), between those of live batches, and with orphans.
 
 No tokens are saved, so no text of a prompt: of each block its engine hash, its key and its copies
 (`kvstate.core.Core.saved_rows`), and the ends of other attention groups by hash. Orphans, which
-would need their tokens, are left out.
+would need their tokens, are in records only.
 """
 
 from math import isfinite
 
 import msgspec
 
+ABOUT, RANK, ROWS, STORE = "about", "rank", "rows", "store"
+VERSION = 1  # of each of these sections
+
 # The longest reason of a degraded feed that is kept.
 MAX_REASON = 500
+
+
+class StateHeader(msgspec.Struct, frozen=True, array_like=True):
+    """Who wrote a state file.
+
+    layout: whose rows it has (`kvstate.index.saved_layout`). release: the router's. written_at:
+    seconds since the epoch. secret: 64 random bits, from which block keys are computed.
+    """
+
+    layout: str
+    release: str
+    written_at: float
+    secret: int
 
 
 class SavedFeed(msgspec.Struct, frozen=True, array_like=True):

@@ -1,8 +1,7 @@
-"""What a state file says: who wrote it, what its router held of each rank, and more by section.
+"""Reads a state file, as `kvstate.rows.writer` writes it.
 
-Sections: "about" first, then "rank" for each rank, directly followed by its "rows", then "store"
-for each store and model, with its "rows"; other packages add sections of their own, which are kept
-here as they are. One of an unknown name or version is skipped, with the rows that follow it.
+Sections of other packages are kept as they are. One of an unknown version is skipped, with the rows
+that follow it.
 """
 
 from collections.abc import Iterator
@@ -12,31 +11,23 @@ from typing import TypeVar
 import msgspec
 
 from kvstate.errors import DamagedError
-from kvstate.saved import SavedRank, SavedRows, SavedStore, SavedStoreRows
-from kvstate.sections import Section, Writer, sections_in
+from kvstate.rows.format import (
+    ABOUT,
+    RANK,
+    ROWS,
+    STORE,
+    VERSION,
+    SavedRank,
+    SavedRows,
+    SavedStore,
+    SavedStoreRows,
+    StateHeader,
+)
+from kvstate.rows.sections import Section, sections_in
 from kvstate.undecodable import UNDECODABLE
-
-ABOUT, RANK, ROWS, STORE = "about", "rank", "rows", "store"
-VERSION = 1  # of each of these sections
 
 # Caches do not live longer than this without a request; no file is used after it.
 MAX_AGE_SECONDS = 24 * 3600.0
-
-# Rows that are written together.
-ROWS_BYTES = 1024 * 1024
-
-
-class StateHeader(msgspec.Struct, frozen=True, array_like=True):
-    """Who wrote a state file.
-
-    layout: whose rows it has (`kvstate.index.saved_layout`). release: the router's. written_at:
-    seconds since the epoch. secret: 64 random bits, from which block keys are computed.
-    """
-
-    layout: str
-    release: str
-    written_at: float
-    secret: int
 
 
 @dataclass(slots=True)
@@ -64,30 +55,6 @@ class SavedState:
 
 
 _Contents = TypeVar("_Contents", StateHeader, SavedRank, SavedStore)
-
-
-def section_of(writer: Writer, about: StateHeader) -> bytes:
-    """Returns the bytes of the section that says who writes a file."""
-    return writer.section(ABOUT, VERSION, msgspec.msgpack.encode(about))
-
-
-def sections_of(writer: Writer, saved: SavedRows | SavedStoreRows) -> Iterator[bytes]:
-    """Yields the bytes of the sections of one rank or store."""
-    name, contents = (
-        (RANK, msgspec.msgpack.encode(saved.rank))
-        if isinstance(saved, SavedRows)
-        else (STORE, msgspec.msgpack.encode(saved.store))
-    )
-    yield writer.section(name, VERSION, contents)
-    some: list[bytes] = []
-    length = 0
-    for rows in saved.rows:
-        if some and length + len(rows) > ROWS_BYTES:
-            yield writer.section(ROWS, VERSION, b"".join(some))
-            some, length = [], 0
-        some.append(rows)
-        length += len(rows)
-    yield writer.section(ROWS, VERSION, b"".join(some))
 
 
 def state_in(data: bytes, layout: str, now: float) -> SavedState:

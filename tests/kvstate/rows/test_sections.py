@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstate.errors import DamagedError
-from kvstate.sections import MAGIC, MAX_CONTENTS_BYTES, Section, Writer, sections_in
+from kvstate.rows.sections import MAGIC, MAX_CONTENTS_BYTES, Section, SectionWriter, sections_in
 
 SECTIONS = [("about", 1, b"who wrote it"), ("rank", 2, b""), ("rows", 1, bytes(range(256)) * 4)]
 
 
 def written(*sections: tuple[str, int, bytes]) -> bytes:
-    writer = Writer()
+    writer = SectionWriter()
     parts = [writer.begin(), *(writer.section(*one) for one in sections), writer.end()]
     return b"".join(parts)
 
@@ -55,7 +55,7 @@ def test_truncated_file_is_refused(length: int) -> None:
 @given(st.permutations(range(len(SECTIONS) + 1)), st.binary(max_size=3))
 def test_sections_keep_their_places(order: list[int], rest: bytes) -> None:
     starts = [one.at for one in sections_in(WHOLE)]
-    last = len(WHOLE) - len(Writer().end())
+    last = len(WHOLE) - len(SectionWriter().end())
     bounds = [*zip(starts, [*starts[1:], last], strict=True), (last, len(WHOLE))]
     moved = MAGIC + b"".join(WHOLE[slice(*bounds[at])] for at in order) + rest
     if moved == WHOLE:
@@ -82,4 +82,4 @@ def test_refusals_say_why(data: bytes, why: str) -> None:
 
 def test_contents_that_are_too_long_are_not_written() -> None:
     with pytest.raises(ValueError, match="section rows is too long"):
-        Writer().section("rows", 1, bytes(MAX_CONTENTS_BYTES + 1))
+        SectionWriter().section("rows", 1, bytes(MAX_CONTENTS_BYTES + 1))

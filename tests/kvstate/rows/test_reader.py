@@ -1,25 +1,32 @@
 """Sections of the state file: what is skipped, and what is refused."""
 
+import base64
+from itertools import pairwise
+
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvstate.errors import DamagedError
-from kvstate.saved import SavedFeed, SavedOwner, SavedRank, SavedRows, SavedStore, SavedStoreRows
-from kvstate.saved_state import (
+from kvstate.rows.format import (
     RANK,
     ROWS,
-    ROWS_BYTES,
     STORE,
     VERSION,
-    SavedState,
+    SavedFeed,
+    SavedOwner,
+    SavedRank,
+    SavedRows,
+    SavedStore,
+    SavedStoreRows,
     StateHeader,
-    section_of,
-    sections_of,
-    state_in,
 )
-from kvstate.sections import Writer
+from kvstate.rows.reader import SavedState, state_in
+from kvstate.rows.writer import ROWS_BYTES, StateWriter, joined
 
 NOW = 1_000.0
+ABOUT = StateHeader("plain", "1.0", NOW, 7)
 RANK_0 = SavedRank(
     "w",
     "",
@@ -35,25 +42,55 @@ ENCODED_POOL = msgspec.msgpack.encode(POOL)
 OF_NOBODY = msgspec.msgpack.encode(msgspec.structs.replace(POOL, publishers=()))
 
 
+# A file with the note of another package, a rank and a store. These bytes change only with
+# `VERSION` or `FORMAT`, since other releases' routers read them.
+WRITTEN = base64.b64decode(
+    "S1ZTVEVFUgABAAAABQEAFQAAAJBs2lvE+ZPzYWJvdXSUpXBsYWluozEuMMtAj0AAAAAAAAcECQABAAAARpJi0RMN"
+    "NhBub3RlYQQBACkAAAAPc+I4EVneHnJhbmuXoXegoW0AAZUBkZIAy0AUAAAAAAAAy0AUAAAAAAAAoMKWxAADwMCQ"
+    "wgQBAAkAAACG7Sg8uf9KZHJvd3Nzb21lIHJvd3MFAQAqAAAAw3hyifpuFDBzdG9yZZihc6FtkaF3kaNDUFXLQE4A"
+    "AAAAAACRoXfLQI9AAAAAAACWxAADwMCQwgQBAAQAAAAC6cwBWf5kC3Jvd3Ntb3JlAwEAAAAAAH+E4MtzBRQ5ZW5k"
+)
+
+
 def read(*sections: tuple[str, int, bytes], header: StateHeader | None = None) -> SavedState:
     """Returns what a file with these sections says."""
-    writer = Writer()
-    about = header or StateHeader("plain", "1.0", NOW, 7)
-    pieces = [writer.begin(), section_of(writer, about)]
+    writer = StateWriter()
+    pieces = [writer.begin(header or ABOUT)]
     pieces += [writer.section(*one) for one in sections]
     return state_in(b"".join((*pieces, writer.end())), "plain", NOW)
 
 
 def test_rows_are_written_in_pieces_and_read_as_a_whole() -> None:
     rows = [bytes([number]) * (ROWS_BYTES // 2 + 1) for number in range(3)]
-    writer = Writer()
-    saved = SavedRows(RANK_0, rows)
-    about = section_of(writer, StateHeader("plain", "1.0", NOW, 7))
-    begin, written = Writer().begin(), list(sections_of(writer, saved))
-    found = state_in(b"".join((begin, about, *written, writer.end())), "plain", NOW)
+    writer = StateWriter()
+    begin, written = writer.begin(ABOUT), list(writer.held(SavedRows(RANK_0, rows)))
+    found = state_in(b"".join((begin, *written, writer.end())), "plain", NOW)
     assert len(written) == 4
     assert b"".join(found.ranks["w"][0].rows) == b"".join(rows)
     assert (found.rank_count, found.block_count) == (1, 3)
+
+
+def test_file_is_written_as_it_was_and_read_as_it_is_written() -> None:
+    ranks, stores = SavedRows(RANK_0, [b"some", b" rows"]), SavedStoreRows(POOL, [b"more"])
+    writer = StateWriter()
+    written = [writer.begin(ABOUT), writer.section("note", 9, b"a")]
+    written += [*writer.held(ranks), *writer.held(stores), writer.end()]
+    assert b"".join(written) == WRITTEN
+    found = state_in(WRITTEN, "plain", NOW)
+    assert found.ranks == {"w": {0: SavedRows(RANK_0, [b"some rows"])}}
+    assert found.stores == {("s", "m"): stores}
+    assert [one.contents for one in found.others["note"]] == [b"a"]
+
+
+@given(st.lists(st.binary(max_size=5)), st.integers(1, 9))
+def test_joined_pieces_are_the_same_bytes_and_no_longer_than_the_most(
+    pieces: list[bytes], most: int
+) -> None:
+    found = list(joined(pieces, most))
+    assert b"".join(found) == b"".join(pieces)
+    assert found
+    assert all(len(one) <= max(most, 5) for one in found)
+    assert all(len(a) + len(b) > most or not b for a, b in pairwise(found))
 
 
 def test_sections_of_unknown_versions_are_skipped_with_their_rows() -> None:
@@ -78,10 +115,9 @@ def test_file_of_another_core_time_or_secret_is_refused(header: StateHeader, tex
 
 
 def test_store_is_read_with_its_rows() -> None:
-    writer = Writer()
-    about = section_of(writer, StateHeader("plain", "1.0", NOW, 7))
-    written = b"".join(sections_of(writer, SavedStoreRows(POOL, [b"some", b" rows"])))
-    found = state_in(b"".join((Writer().begin(), about, written, writer.end())), "plain", NOW)
+    writer = StateWriter()
+    begin, saved = writer.begin(ABOUT), SavedStoreRows(POOL, [b"some", b" rows"])
+    found = state_in(b"".join((begin, *writer.held(saved), writer.end())), "plain", NOW)
     assert found.stores == {("s", "m"): SavedStoreRows(POOL, [b"some rows"])}
     assert not found.ranks
     skipped = read((STORE, VERSION + 1, b""), (ROWS, VERSION, b"lost"))

@@ -43,7 +43,7 @@ class Section(NamedTuple):
     at: int = 0
 
 
-class Writer:
+class SectionWriter:
     """Makes the bytes of a file, section by section."""
 
     def __init__(self) -> None:
