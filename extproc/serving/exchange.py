@@ -72,7 +72,7 @@ class Service:
     traced. looks_at_headers: whether requests' headers say more than a stream reads. accounts:
     whether responses are accounted for. reads_usage: whether their reported tokens are, too.
     recorder: notified when a request has ended. decoder: of the proxy's messages.
-    endpoints_named: the most endpoints of a pick that a proxy is told in dialect A.
+    endpoints, duplex_endpoints: how many of a pick a proxy is told at most, in dialects A and B.
     """
 
     def __init__(
@@ -98,7 +98,8 @@ class Service:
         self.prepares = router.preparation.is_needed
         self.looks_at_headers = self.prepares or self.is_traced
         self.joining = ThreadPoolExecutor(1, thread_name_prefix="joining")
-        self.endpoints_named = endpoints_named(config.policy, is_duplex=False)
+        self.endpoints = endpoints_named(config.policy, is_duplex=False)
+        self.duplex_endpoints = endpoints_named(config.policy, is_duplex=True)
         header = config.policy.header
         self.stream_settings = StreamSettings(
             max_body_bytes=config.extproc.max_body_bytes,
@@ -335,22 +336,12 @@ class Exchange:
                 return self._refuse(refusal)
         if self._wants_status or self._accounts or booking is None or self._stream.is_duplex:
             self._await_response(passage)
-        if self._has_only_a_pick(decision, is_changed=is_changed):
-            most = self._service.endpoints_named
-            answers = self._stream.place_pick(decision.pick, decision.model, most)
-        else:
-            placement = self._placement(passage, ask, is_changed=is_changed)
-            if placement is None:
-                return self._refuse(refused_body(ask.head.path))
-            answers = self._stream.place(placement)
+        placement = self._placement(passage, ask, is_changed=is_changed)
+        if placement is None:
+            return self._refuse(refused_body(ask.head.path))
+        answers = self._stream.place(placement)
         self._enter(_PLACED)
         return answers
-
-    def _has_only_a_pick(self, decision: Decision, *, is_changed: bool) -> bool:
-        """Returns whether `_placement` depends on the pick and the model alone, as mostly."""
-        if self._service.prepares or is_changed or self._stream.is_duplex:
-            return False
-        return decision.is_steered and decision.rank is None
 
     def _verdict_of(self, decision: Decision) -> Verdict:
         """Returns what to do with the request on this stream."""
@@ -364,7 +355,7 @@ class Exchange:
         service, is_duplex, decision = self._service, self._stream.is_duplex, passage.decision
         if decision.is_steered:
             rank = decision.rank
-            named = endpoints_named(service.config.policy, is_duplex=is_duplex)
+            named = service.duplex_endpoints if is_duplex else service.endpoints
             destination = ",".join(decision.pick[:named])
         else:
             rank, destination = None, self._proxy_endpoint(passage)

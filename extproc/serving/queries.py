@@ -88,26 +88,37 @@ class Queries:
     async def make_query(self, ask: Ask, course: Course) -> Query:
         """Returns the query for a request; waits only for work that takes a millisecond or more.
 
+        An error in KVSteer itself is caught here alone: it is logged, and the request is routed by
+        load. No faster way hides its errors behind a slower one that works.
+
         course: notes the ends of the request's phases.
         """
         if ask.body is None or ask.reason:
             return _unread(ask)
         path, body = ask.head.path, ask.body
-        if path == CHAT_PATH and len(body) <= MAX_BYTES:
-            plain = self._find_plain(body)
-            if plain is not None:  # most requests end here
-                query = self._of_plain(plain, course)
-                return query or await self._of_new_turns(plain, path, body, course)
-        query = await self._first(path, body, course)
+        try:
+            if path == CHAT_PATH and len(body) <= MAX_BYTES:
+                plain = self._find_plain(body)
+                if plain is not None:  # most requests end here
+                    query = self._of_plain(plain, course)
+                    return query or await self._of_new_turns(plain, path, body, course)
+            return await self._in_all_dialects(ask.head, body, course)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
+            return self.broken(error)
+
+    async def _in_all_dialects(self, head: Head, body: bytes, course: Course) -> Query:
+        """Returns the query for a request that is decoded, as each worker of its model reads it."""
+        query = await self._first(head.path, body, course)
         if query.reason in MAY_BE_ODD:
-            query, body = await self._read_again(query, ask.head, body, course)
+            query, body = await self._read_again(query, head, body, course)
         if query.model is None or not query.forms & ~TEXT:
             return query
         spoken = self._dialects_of(query.model)
         if not query.forms & BY_RELEASE and not spoken.has_engines:
             return query
-        others = spoken.rest
-        return await self._with_variants(query, others, path, body, course) if others else query
+        if not spoken.rest:
+            return query
+        return await self._with_variants(query, spoken.rest, head.path, body, course)
 
     async def _read_again(
         self, query: Query, head: Head, body: bytes, course: Course
@@ -151,10 +162,7 @@ class Queries:
         turns = self._plain_turns(served.model)
         if turns is None:
             return None
-        try:
-            parts = turns.find(body, chat)
-        except Exception:  # noqa: BLE001 - whatever it is, `_first` meets it again
-            return None
+        parts = turns.find(body, chat)
         return None if parts is None else (served, chat[1], turns, parts)
 
     def _plain_turns(self, model: str) -> "PlainTurns | None":
@@ -175,7 +183,7 @@ class Queries:
             return None
         try:
             tokens = turns.finish(parts)
-        except Exception:  # noqa: BLE001 - whatever it is, `_first` meets it again
+        except RequestError:  # `_first` meets it again, and says why
             return None
         course.tokenized_at = course.clock()
         return _of_turns(served, salt, tokens, turns.forms)
@@ -190,7 +198,7 @@ class Queries:
         except TimeoutError:
             outline = self._outline_of(body) if is_light(body) else beginning_of(body)
             return self._by_text(served, "deadline", outline, salt)
-        except Exception:  # noqa: BLE001 - whatever it is, it is met again
+        except RequestError:  # `_first` meets it again, and says why
             return await self._first(path, body, course)
         course.tokenized_at = course.clock()
         return _of_turns(served, salt, tokens, turns.forms)
@@ -258,8 +266,6 @@ class Queries:
             request = parse(path, body, speaks)
         except RequestError as error:
             return self._unparsed(body, error.reason)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
-            return self.broken(error)
         served = self._models.find(request.model)
         if served is None:
             return Query(None, reason="unknown_model")
@@ -333,7 +339,7 @@ class Queries:
             tokens = self._tokens.tokenize_inline(request, served.model, held)
             if tokens is not None:
                 return self._keyed(request, served, tokens, body), body, parsed_at
-        except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
+        except RequestError as error:
             outlined = partial(self._outline_of, body)
             return self._untokenized(request, served, error, outlined), body, parsed_at
         return read, body, parsed_at
@@ -355,11 +361,13 @@ class Queries:
         try:
             tokens = await self._tokens.tokenize(request, served.model, len(body), course.whose)
             return self._keyed(request, served, tokens, body)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
+        except (RequestError, TimeoutError) as error:
             outline = await self._outlined(body, error, course)
             return self._untokenized(request, served, error, lambda: outline)
 
-    async def _outlined(self, body: bytes, error: Exception, course: Course) -> Outline:
+    async def _outlined(
+        self, body: bytes, error: RequestError | TimeoutError, course: Course
+    ) -> Outline:
         """Returns a body's outline; of its beginning alone if the request is late already."""
         if is_light(body):
             return self._outline_of(body)
@@ -414,12 +422,10 @@ class Queries:
         self,
         request: InferenceRequest,
         served: Served,
-        error: Exception,
+        error: RequestError | TimeoutError,
         outlined: Callable[[], Outline],
     ) -> Query:
         """Returns the query by text for a prompt whose tokens are uncertain or late."""
-        if not isinstance(error, RequestError | TimeoutError):
-            return self.broken(error)
         reason = error.reason if isinstance(error, RequestError) else "deadline"
         outline = None if reason in ENGINES_REFUSE else outlined()
         query = self._by_text(served, reason, outline, request.cache_salt)

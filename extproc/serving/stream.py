@@ -331,19 +331,6 @@ class Stream:
         """Whether the response's body is to be read for its usage."""
         return self._reads_usage
 
-    def place_pick(self, pick: tuple[str, ...], model: str | None, most: int) -> Answers:
-        """Returns the answers of `place` to a pick that has nothing but a model.
-
-        pick: ip:port, best first. most: how many of them are named, the same in every call.
-        """
-        spoken = self._settings
-        if self._asked_with != REQUEST_BODY or self.is_duplex:
-            return self.place(Placement(",".join(pick[:most]), model or ""))
-        self.state = _PLACED
-        return spoken.phrases.body_picked(
-            pick, model, most, names_model=spoken.names_model, owned=spoken.owned
-        )
-
     def place(self, placement: Placement) -> Answers:
         """Returns the answers that carry the pick for the last `Ask`."""
         spoken = self._settings

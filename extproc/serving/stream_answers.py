@@ -57,14 +57,13 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     priority: tuple[str, str] | None = None
 
 
-# By what a repeated answer is known: the body mode that lets request headers go on, a placement, or
-# a pick and its model, which are all that most placements have.
-_Cause = int | None | Placement | tuple[tuple[str, ...], str | None]
+# By what a repeated answer is known: the body mode that lets request headers go on, or a placement.
+_Cause = int | None | Placement
 
-
-# Stands for a byte of a pick. A pick is in a header and in the metadata, so three parts are around
-# it.
-_MARK, _PICK_PARTS = "\x01", 3
+# What stands for a pick, as long as one. It begins otherwise than it goes on, so that no length in
+# front of it (those of 128 to 255 bytes end with 0x01) is taken for its beginning. A pick is in a
+# header and in the metadata, so three parts are around it.
+_MARK_BEGINS, _MARK, _PICK_PARTS = "\x02", "\x01", 3
 
 
 class Phrases:
@@ -78,7 +77,7 @@ class Phrases:
     def __init__(self, most: int = 1024) -> None:
         self._most = most
         self._answers: dict[_Cause, Answers] = {}
-        self._around: dict[tuple[int, str], list[bytes]] = {}
+        self._around: dict[Placement, list[bytes]] = {}
 
     def go_on(self, body_mode: int | None) -> Answers:
         """Returns the answer of `request_headers_go_on`."""
@@ -87,36 +86,6 @@ class Phrases:
             known = self._keep(body_mode, encoded(request_headers_go_on(body_mode)))
         return known
 
-    def body_picked(
-        self,
-        pick: tuple[str, ...],
-        model: str | None,
-        most: int,
-        *,
-        names_model: bool,
-        owned: tuple[str, ...] = (),
-    ) -> Answers:
-        """Returns the answer of `body_placed` to a pick that has nothing but a model.
-
-        pick: ip:port, best first. most: the number of endpoints that are named; it, names_model and
-        owned are the same in every call.
-        """
-        known = self._answers.get((pick, model))
-        if known is not None:
-            return known
-        destination = ",".join(pick[:most])
-        written, name = destination.encode(), model or ""
-        around = self._around.get((len(written), name))
-        if around is None:
-            mark = _MARK * len(written)
-            marked = _placed(Placement(mark, name), names_model=names_model, owned=owned)
-            around = marked.split(mark.encode()) if mark else [marked]
-            if len(around) != _PICK_PARTS:  # no pick, or the model's name has the mark as well
-                placement = Placement(destination, name)
-                return self.body_placed(placement, names_model=names_model, owned=owned)
-            self._around[len(written), name] = around
-        return self._keep((pick, model), [written.join(around)])
-
     def body_placed(
         self, placement: Placement, *, names_model: bool, owned: tuple[str, ...] = ()
     ) -> Answers:
@@ -124,16 +93,30 @@ class Phrases:
 
         names_model, owned: as in `pick_of`, and the same in every call.
         """
-        # an answer for only one request is not cached
-        is_its_own = placement.body is not None or bool(placement.legs)
-        known = None if is_its_own else self._answers.get(placement)
-        if known is not None:
-            return known
         body = placement.body
-        if isinstance(body, Extended) or (body is not None and len(body) >= LONG_BYTES):
+        if body is not None and (isinstance(body, Extended) or len(body) >= LONG_BYTES):
             return [_long_placed(placement, body, names_model=names_model, owned=owned)]
-        answers: Answers = [_placed(placement, names_model=names_model, owned=owned)]
-        return answers if is_its_own else self._keep(placement, answers)
+        if body is not None or placement.legs:  # an answer for only one request
+            return [_placed(placement, body, names_model=names_model, owned=owned)]
+        known = self._answers.get(placement)
+        if known is None:
+            made = self._made(placement, names_model=names_model, owned=owned)
+            known = self._keep(placement, [made])
+        return known
+
+    def _made(self, placement: Placement, *, names_model: bool, owned: tuple[str, ...]) -> bytes:
+        """Builds an answer, around the pick from what is known of others of its length."""
+        pick = placement.destination.encode()
+        mark = (_MARK_BEGINS + _MARK * (len(pick) - 1)) if pick else ""
+        marked = msgspec.structs.replace(placement, destination=mark)
+        around = self._around.get(marked)
+        if around is None:
+            written = _placed(marked, None, names_model=names_model, owned=owned)
+            around = written.split(mark.encode()) if mark else [written]
+            if mark and len(around) != _PICK_PARTS:  # another part has the mark as well
+                return _placed(placement, None, names_model=names_model, owned=owned)
+            self._around[marked] = around
+        return pick.join(around)
 
     def _keep(self, cause: _Cause, answers: Answers) -> Answers:
         if len(self._answers) >= self._most:
@@ -143,10 +126,11 @@ class Phrases:
         return answers
 
 
-def _placed(placement: Placement, *, names_model: bool, owned: tuple[str, ...]) -> bytes:
+def _placed(
+    placement: Placement, body: bytes | None, *, names_model: bool, owned: tuple[str, ...]
+) -> bytes:
     """Builds and encodes the answer of `Phrases.body_placed`, with no body or a short one."""
     common = pick_of(placement, names_model=names_model, owned=owned)
-    body = None if isinstance(placement.body, Extended) else placement.body
     return with_metadata(body_placed(common, body), placement).SerializeToString()
 
 

@@ -145,9 +145,19 @@ async def test_long_new_turn_is_tokenized_by_a_thread_within_the_deadline() -> N
     )
 
 
-@pytest.mark.parametrize("error", [RequestError("tokenizer_failed"), ValueError("a bug")])
 @pytest.mark.parametrize("content", ["hello", LONG])
-async def test_conversation_that_fails_as_plain_is_decoded(error: Exception, content: str) -> None:
+async def test_conversation_that_fails_as_plain_is_decoded(content: str) -> None:
     asked = await learned()
-    asked.turns.failing = error
+    asked.turns.failing = RequestError("tokenizer_failed")
     assert len((await asked.query("hello", content)).prompts) == 1
+
+
+@pytest.mark.parametrize("content", ["hello", LONG])
+async def test_fault_in_the_fast_way_is_logged_and_hidden_by_no_other(
+    content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = await learned()
+    asked.turns.failing = ValueError("a bug")
+    found = await asked.query("hello", content)
+    assert (found.reason, found.prompts) == ("internal_error", ())
+    assert "decision failed with ValueError" in caplog.text

@@ -116,33 +116,34 @@ def test_phrases_make_and_encode_a_repeated_answer_once() -> None:
         assert phrases.go_on(mode) == say.encoded(say.request_headers_go_on(mode))
 
 
-def test_body_picked_is_the_answer_of_a_placement_of_the_first_endpoints() -> None:
-    phrases, pick = Phrases(), ("10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1")
-    picked = phrases.body_picked(pick, "tiny", 2, names_model=True)
-    assert picked == phrases.body_placed(PICK, names_model=True)
-    assert picked is phrases.body_picked(pick, "tiny", 2, names_model=True)
-    unnamed = phrases.body_picked((), None, 2, names_model=True)
-    assert unnamed == phrases.body_placed(Placement(), names_model=True)
-
-
 PICKS = st.lists(
     st.tuples(st.sampled_from(["10.0.0.1", "[::1]", "a"]), st.integers(1, 65535)).map(
         lambda one: f"{one[0]}:{one[1]}"
     ),
-    max_size=3,
+    max_size=16,
 ).map(tuple)
 
 
-@given(st.lists(st.tuples(PICKS, st.sampled_from(["tiny", None, "\x01" * 9])), max_size=9))
-def test_body_picked_is_the_answer_that_is_built_for_each_pick(
-    picks: list[tuple[tuple[str, ...], str | None]],
+NAMED = st.sampled_from([None, ("x-rank", "3"), ("x-rank", "\x02")])
+
+
+@given(st.lists(st.tuples(PICKS, st.sampled_from(["tiny", "", "\x01" * 9]), NAMED), max_size=9))
+def test_answer_is_the_one_that_is_built_for_each_pick(
+    picks: list[tuple[tuple[str, ...], str, tuple[str, str] | None]],
 ) -> None:
     phrases = Phrases(most=4)
-    for pick, model in picks:
-        placement = Placement(",".join(pick[:2]), model or "")
+    for pick, model, rank in picks:
+        placement = Placement(",".join(pick), model, rank)
         made = say.body_placed(say.pick_of(placement, names_model=True, owned=("x-leg",)))
-        picked = phrases.body_picked(pick, model, 2, names_model=True, owned=("x-leg",))
-        assert picked == say.encoded(say.with_metadata(made, placement))
+        placed = phrases.body_placed(placement, names_model=True, owned=("x-leg",))
+        assert placed == say.encoded(say.with_metadata(made, placement))
+
+
+@pytest.mark.parametrize("length", [*range(5), 127, 128, 129, 130, 255, 256, 257, 16_385])
+def test_answer_is_right_for_a_pick_of_any_length(length: int) -> None:
+    placement = Placement("x" * length)
+    made = say.with_metadata(say.body_placed(say.pick_of(placement, names_model=True)), placement)
+    assert Phrases().body_placed(placement, names_model=True) == say.encoded(made)
 
 
 def test_phrases_keep_a_bounded_number_of_answers() -> None:
