@@ -42,6 +42,7 @@ CORE = {
     "extproc.admin.recent",
     "extproc.proof.lookups",
     "extproc.proof.state",
+    "extproc.config.policies",
     "extproc.config.schema",
     "extproc.config.rules",
     "extproc.config.fleet_rules",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from extproc.base.engine import ENGINES, FRONT_ENDS, PYTHON, Engine, release_of
+from extproc.config.policies import POLICIES
 from extproc.config.sections import (
     ROLES,
     CacheAware,
@@ -404,9 +405,6 @@ class Events:
     )
 
 
-POLICIES = ("cost", "cache_aware", "prefix_cache", "least_request", "round_robin", "random")
-
-
 @dataclass(frozen=True, slots=True)
 class Cost:
     """The weights of policy `cost`."""
@@ -446,7 +444,7 @@ class Cost:
 class Policy:
     """How a worker is picked."""
 
-    name: str = key("how workers are picked", "cost", choices=POLICIES)
+    name: str = key("how workers are picked", "cost", choices=tuple(POLICIES))
     header: str | None = key("a request header that may name another policy", None)
     endpoints: int | None = key(
         "most endpoints that the proxy is given, best first; by default 3, and 1 in the"
@@ -563,7 +561,7 @@ class Model:
         " not say otherwise",
         None,
     )
-    policy: str | None = key("overrides policy.name for this model", None, choices=POLICIES)
+    policy: str | None = key("overrides policy.name for this model", None, choices=tuple(POLICIES))
     verify: str = key(
         "start: tokens of golden requests are compared with each worker's POST /tokenize;"
         " off: only live traffic is",

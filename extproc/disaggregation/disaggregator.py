@@ -21,8 +21,8 @@ from extproc.disaggregation.pulling import (
 from extproc.routing.decision import Decision, decide
 from extproc.routing.load import Booking
 from extproc.routing.placing import Placing
-from extproc.routing.policies import Chance
 from extproc.routing.query import Query, Snapshot
+from extproc.routing.sampling import Chance
 from extproc.routing.upstreams import FIRST_SERVER_ERROR, Upstreams, is_uncomputed
 from kvstate.overlap import Prompt
 

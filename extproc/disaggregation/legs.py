@@ -30,8 +30,8 @@ from extproc.config.sections import (
 from extproc.routing.decision import Decision, PullSource, Split, decide
 from extproc.routing.eligibility import Candidate, why_excluded
 from extproc.routing.load import Load
-from extproc.routing.policies import Chance
 from extproc.routing.query import Query, Snapshot
+from extproc.routing.sampling import Chance
 from extproc.routing.spread import Rows
 from kvstate.overlap import Overlap
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from extproc._core import lowest
+from extproc.config.policies import POLICIES, Order, PolicyInput
 from extproc.requests.outline import BYTES_PER_TOKEN
 from extproc.requests.request_class import RequestClass
 from extproc.requests.tenant_salt import Tenant
@@ -21,17 +22,10 @@ from extproc.routing.marks import Marks
 from extproc.routing.overtaking import charge_overtaking
 from extproc.routing.patience import wait_at_home
 from extproc.routing.pins import PinnedRank
-from extproc.routing.policies import (
-    LOOK_AT_OVERLAP,
-    POLICIES,
-    Chance,
-    Columns,
-    Order,
-    endpoints_named,
-)
+from extproc.routing.policy_choice import endpoints_named
 from extproc.routing.query import Media, Query, Snapshot
 from extproc.routing.ranks import Ranks, rank_of
-from extproc.routing.sampling import SAMPLED, sample_of
+from extproc.routing.sampling import Chance, sample_of
 from extproc.routing.siblings import prefer_siblings, siblings_of
 from extproc.routing.spread import Rows
 from extproc.routing.survey import Survey, is_full, survey_of
@@ -388,7 +382,7 @@ def _sampled(
     than the eligible.
     """
     count, workers, ejected = snapshot.sample, snapshot.workers, snapshot.ejected
-    if snapshot.policy not in SAMPLED:
+    if not POLICIES[snapshot.policy].is_sampled:
         return None
     if ejected:
         sound = [place for place in eligible if workers[place].endpoint not in ejected]
@@ -503,7 +497,7 @@ def _ranks(
         each = survey.loads.requests()
         return [each[at] for at in candidates]
 
-    columns = Columns(
+    columns = PolicyInput(
         weighed,
         costs,
         lambda: [saved.get(worker.name, 0.0) for worker in workers],
@@ -512,7 +506,7 @@ def _ranks(
         rules.cache_aware,
         rules.prefix_cache,
     )
-    return POLICIES[snapshot.policy](columns)
+    return POLICIES[snapshot.policy].rank(columns)
 
 
 def _overlaps_of(
@@ -554,7 +548,7 @@ def _reason(
         return "shed" if verdict is Verdict.SHED else "no_worker"
     if query.reason:
         return query.reason
-    if policy not in LOOK_AT_OVERLAP:
+    if not POLICIES[policy].reads_caches:
         return f"policy_{policy}"
     if certain or uncertain:
         return "overlap" if certain else "uncertain_overlap"

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from extproc.config.policies import POLICIES
 from extproc.requests.compression import COMPRESSED
 from extproc.routing.belonging import CONVERSATION, RESPONSE, SESSION
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, Basis, Decision, Split, Verdict
 from extproc.routing.load import Load
-from extproc.routing.policies import LOOK_AT_OVERLAP
 from extproc.routing.query import Media
 from kvstate.overlap import Tier
 
@@ -128,7 +128,7 @@ def decided_by(decision: Decision) -> str:
     basis, worker = decision.basis, decision.worker
     if basis.belonging.sole == worker:
         return RESPONSE
-    if basis.policy not in LOOK_AT_OVERLAP:
+    if not POLICIES[basis.policy].reads_caches:
         return POLICY
     if _is_spread(decision):
         return SPREAD

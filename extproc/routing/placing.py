@@ -19,7 +19,7 @@ from extproc.routing.eligibility import Candidate, Roster
 from extproc.routing.homes import Homes
 from extproc.routing.load import Booking, Load, Loads
 from extproc.routing.pins import RankChoice
-from extproc.routing.policies import policy_of
+from extproc.routing.policy_choice import policy_of
 from extproc.routing.query import Query, Snapshot
 from extproc.routing.ranks import Ranks
 from extproc.routing.sampling import sample_size

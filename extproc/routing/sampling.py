@@ -1,18 +1,22 @@
 """Samples: a pick in a large fleet compares some random workers, and those that hold the prompt."""
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from extproc._core import drawn
 from extproc.config.schema import Policy
-from extproc.routing.policies import Chance
-
-# The policies that may compare only a sample of the workers; the others need all.
-SAMPLED = frozenset({"cost"})
 
 # Default numbers of random workers to compare: a router alone loses nothing with this sample, and
 # saves time in a large fleet; for several routers, a smaller one keeps them from picking the same.
 SAMPLE_ALONE = 32
 SAMPLE_AMONG_ROUTERS = 12
+
+
+class Chance(Protocol):
+    """A source of randomness for picks, such as random.Random."""
+
+    def random(self) -> float:
+        """Returns a random number from 0 to below 1."""
 
 
 def sample_size(policy: Policy, *, is_alone: bool) -> int:

@@ -40,7 +40,7 @@ from extproc.requests.request import NOT_INFERENCE, Ask
 from extproc.requests.responses_request import PATH as RESPONSES_PATH
 from extproc.routing.decision import Decision, Verdict
 from extproc.routing.load import Booking
-from extproc.routing.policies import endpoints_named
+from extproc.routing.policy_choice import endpoints_named
 from extproc.routing.ranks import rank_name
 from extproc.routing.upstreams import FIRST_FAILURE
 from extproc.serving.classes import named_priority

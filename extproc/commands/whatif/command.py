@@ -42,8 +42,9 @@ from extproc.commands.whatif.traces import (
     block_tokens_of,
     requests_of,
 )
+from extproc.config.policies import POLICIES
 from extproc.config.reader import load
-from extproc.config.schema import POLICIES, Config, Model, Policy
+from extproc.config.schema import Config, Model, Policy
 from extproc.requests.dialect import NEWEST
 from extproc.requests.request import parse, why_unkeyed
 from extproc.tokenizing.tokens import Tokenizer
@@ -246,7 +247,7 @@ def plan_of(
     )
     return Plan(
         Arrivals.of(requests, size),
-        _contestants(arguments.policy or POLICIES, rules, arguments.routers),
+        _contestants(arguments.policy or list(POLICIES), rules, arguments.routers),
         speed,
         source,
         arguments.cache_blocks or _CACHE_TOKENS // size,

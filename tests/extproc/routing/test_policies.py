@@ -8,19 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc._core import LoadColumns, lowest
+from extproc.config.policies import POLICIES, PolicyInput
 from extproc.config.schema import Cost, Policy
 from extproc.config.sections import CacheAware, PrefixCacheSettings
 from extproc.routing.load import EndpointLoad, Gauges, Load, Loads
-from extproc.routing.policies import POLICIES, Columns
 from extproc.routing.sampling import SAMPLE_ALONE, SAMPLE_AMONG_ROUTERS, sample_of, sample_size
 from extproc.routing.sessions import session_credit
 
 
-def columns(*workers: tuple[float, float, float], **fields: Any) -> Columns:
+def columns(*workers: tuple[float, float, float], **fields: Any) -> PolicyInput:
     """Workers given as (cost, saved, in flight)."""
     costs, saved, in_flight = zip(*workers, strict=True) if workers else ((), (), ())
     defaults: dict[str, Any] = {"prompt_tokens": 100.0, "turn": 0}
-    return Columns(
+    return PolicyInput(
         costs=list(costs),
         saved=lambda: saved,
         in_flight=lambda: list(in_flight),
@@ -32,7 +32,7 @@ def order(policy: str, *workers: tuple[float, float, float], **fields: Any) -> S
     """Positions of the workers, best first."""
     chance = fields.pop("chance", Random(0))
     count = fields.pop("count", 3)
-    return lowest(POLICIES[policy](columns(*workers, **fields)), count, chance.random)
+    return lowest(POLICIES[policy].rank(columns(*workers, **fields)), count, chance.random)
 
 
 def test_policy_orders_workers_by_its_own_measure() -> None:

@@ -2,14 +2,13 @@ from extproc.config import schema
 from extproc.config.schema import Policy
 from extproc.routing.claim_table import Lifetimes
 from extproc.routing.load import PREFILL_TOKENS_PER_SECOND
-from extproc.routing.policies import POLICIES, endpoints_named, policy_of
+from extproc.routing.policy_choice import endpoints_named, policy_of
 
 
 def test_policy_defaults_equal_those_of_the_modules() -> None:
     assert Policy().cost.prefill_tokens_per_second == PREFILL_TOKENS_PER_SECOND
     assert Policy().speculative_ms == Lifetimes().speculative * 1000
     assert Policy().approximate_ms == Lifetimes().approximate * 1000
-    assert tuple(POLICIES) == schema.POLICIES
 
 
 def test_endpoints_named_lists_several_only_where_configured() -> None:

@@ -1,7 +1,7 @@
 """The policies: each ranks the eligible workers, the lowest rank first.
 
-Each is one small function over columns, which have an entry for each eligible worker.
-docs/policies.md says when to use which.
+Each is one small function over columns, which have an entry for each eligible worker, and one entry
+of `POLICIES`, whose names the configuration offers. docs/policies.md says when to use which.
 
 Scoring: what it costs to send a request to a worker, in tokens of prefill work.
 
@@ -18,23 +18,14 @@ This runs for every worker at every request: plain numbers, no objects.
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, pstdev
-from typing import Protocol
+from typing import NamedTuple
 
 import msgspec
 
-from extproc.config import schema
-from extproc.config.schema import Policy
 from extproc.config.sections import CacheAware, PrefixCacheSettings
 
 
-class Chance(Protocol):
-    """A source of randomness for picks, such as random.Random."""
-
-    def random(self) -> float:
-        """Returns a random number from 0 to below 1."""
-
-
-class Columns(msgspec.Struct, frozen=True, gc=False):
+class PolicyInput(msgspec.Struct, frozen=True, gc=False):
     """The input of a policy; saved and in_flight are computed on demand.
 
     prompt_tokens: the request's. costs, saved: tokens for each worker. in_flight: requests on each
@@ -52,31 +43,30 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
 
 # Ranks, of which the lowest is the best.
 Order = list[float]
-Ranking = Callable[[Columns], Order]
 
 
-def by_cost(columns: Columns) -> Order:
+def by_cost(columns: PolicyInput) -> Order:
     """Ranks by cost: the least work first."""
     return columns.costs
 
 
-def by_least_request(columns: Columns) -> Order:
+def by_least_request(columns: PolicyInput) -> Order:
     """Ranks by requests in flight: the fewest first."""
     return columns.in_flight()
 
 
-def by_turn(columns: Columns) -> Order:
+def by_turn(columns: PolicyInput) -> Order:
     """Ranks the workers in turn (round robin)."""
     count = len(columns.costs)
     return [float((place - columns.turn) % count) for place in range(count)]
 
 
-def by_chance(columns: Columns) -> Order:
+def by_chance(columns: PolicyInput) -> Order:
     """Every worker has the same rank; ties are broken at random."""
     return [0.0] * len(columns.costs)
 
 
-def by_cache_aware(columns: Columns) -> Order:
+def by_cache_aware(columns: PolicyInput) -> Order:
     """Ranks by the longest match if it is long enough and the fleet is balanced, else by load."""
     knobs, requests = columns.cache_aware, columns.in_flight()
     most, least = max(requests, default=0.0), min(requests, default=0.0)
@@ -89,7 +79,7 @@ def by_cache_aware(columns: Columns) -> Order:
     return _ranks_of([(-tokens, own) for tokens, own in zip(saved, requests, strict=True)])
 
 
-def by_prefix_cache(columns: Columns) -> Order:
+def by_prefix_cache(columns: PolicyInput) -> Order:
     """Ranks by the longest match among workers that are not too busy, then by load."""
     knobs, requests = columns.prefix_cache, columns.in_flight()
     if not requests or max(requests) - min(requests) > knobs.imbalance_requests:
@@ -109,39 +99,23 @@ def _ranks_of(pairs: Sequence[tuple[float, float]]) -> Order:
     return [rank_of[pair] for pair in pairs]
 
 
+class Ranking(NamedTuple):
+    """A policy, by what it needs.
+
+    rank: ranks the workers. reads_caches: whether it considers what they hold: only then its picks
+    have an overlap as their reason. is_sampled: whether it may compare a sample of the workers.
+    """
+
+    rank: Callable[[PolicyInput], Order]
+    reads_caches: bool = False
+    is_sampled: bool = False
+
+
 POLICIES: Mapping[str, Ranking] = {
-    "cost": by_cost,
-    "cache_aware": by_cache_aware,
-    "prefix_cache": by_prefix_cache,
-    "least_request": by_least_request,
-    "round_robin": by_turn,
-    "random": by_chance,
+    "cost": Ranking(by_cost, reads_caches=True, is_sampled=True),
+    "cache_aware": Ranking(by_cache_aware, reads_caches=True),
+    "prefix_cache": Ranking(by_prefix_cache, reads_caches=True),
+    "least_request": Ranking(by_least_request),
+    "round_robin": Ranking(by_turn),
+    "random": Ranking(by_chance),
 }
-
-# The policies that consider caches: only their picks have an overlap as their reason.
-LOOK_AT_OVERLAP = frozenset({"cost", "cache_aware", "prefix_cache"})
-
-
-# Default numbers of endpoints to name: the best one and two for retries to an Envoy, which uses a
-# list; only the best one in the Endpoint Picker Protocol, since most of its gateways refuse a list.
-BUFFERED_ENDPOINTS = 3
-EPP_ENDPOINTS = 1
-
-
-def endpoints_named(policy: Policy, *, is_duplex: bool) -> int:
-    """Returns the most endpoints to name to a proxy.
-
-    is_duplex: whether it speaks the Endpoint Picker Protocol.
-    """
-    return policy.endpoints or (EPP_ENDPOINTS if is_duplex else BUFFERED_ENDPOINTS)
-
-
-def policy_of(config: schema.Config, model: str | None, asked: str | None) -> str:
-    """Returns the name of the policy for a request.
-
-    asked: the value of its header `policy.header`, None without one. Unknown names are ignored.
-    """
-    if config.policy.header is not None and asked in schema.POLICIES:
-        return asked
-    own = next((one.policy for one in config.models if one.name == model), None)
-    return own or config.policy.name
