@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from extproc.commands.whatif import command
+from tests.extproc.commands.whatif.here import Here
 from tests.ports import free_ports_apart
 from tests.system.processes.test_processes import pids
 from tests.system.system import System, chat, long_text, running
@@ -189,6 +190,8 @@ def whatif(*arguments: str) -> dict[str, Any]:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     out = io.StringIO()
-    assert command.run(parser.parse_args([*arguments, "--policy", "cost", "--json"]), out) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "ProcessPoolExecutor", Here)
+        assert command.run(parser.parse_args([*arguments, "--policy", "cost", "--json"]), out) == 0
     found: dict[str, Any] = json.loads(out.getvalue())
     return found

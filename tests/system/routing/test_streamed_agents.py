@@ -1,9 +1,7 @@
 """Agents' streamed conversations by messages and responses, with tools, on simulated workers."""
 
-import pytest
-
-from tests.system.streamed_agents import MESSAGES, RESPONSES, Agent
-from tests.system.system import running
+from tests.system.streamed_agents import MESSAGES, RESPONSES, Agent, Turn
+from tests.system.system import System, running
 from tests.waiting import until
 
 TURNS = 3
@@ -14,25 +12,29 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
-async def test_turns_of_a_streaming_agent_stay_and_are_cached_as_predicted(path: str) -> None:
-    agent, workers, kinds = Agent(path, RULES), set(), []
+async def test_turns_of_a_streaming_agent_stay_and_are_cached_as_predicted() -> None:
     async with running(workers=3, blocks=8_192, max_model_len_tokens=65_536) as system:
-        predicted = 0
-        for _ in range(TURNS):
-            body = agent.body
-            turn = await agent.turn(system.session, system.envoy)
-            assert turn.cached >= predicted
-            workers.add(turn.worker)
-            kinds.append(turn.kind)
+        for path, kinds in KINDS.items():
+            turns = await played(system, path)
+            assert len({turn.worker for turn in turns}) == 1, path
+            assert [turn.kind for turn in turns] == kinds
 
-            async def held(body: dict[str, object] = body, worker: str = turn.worker) -> int:
-                told = await system.explain(body, path)
-                (one,) = [each for each in told["candidates"] if each["endpoint"] == worker]
-                known = int(one["overlap_tokens"] + one["uncertain_tokens"])
-                return known if known >= told["prompt_tokens"] - 16 else 0
 
-            await until(held, "the worker is known to hold the prompt")
-            predicted = await held()
-    assert len(workers) == 1
-    assert kinds == KINDS[path]
+async def played(system: System, path: str) -> list[Turn]:
+    """The turns of an agent, each with as many cached tokens as the router has predicted."""
+    agent, turns, predicted = Agent(path, f"{path}: {RULES}"), list[Turn](), 0
+    for _ in range(TURNS):
+        body = agent.body
+        turn = await agent.turn(system.session, system.envoy)
+        assert turn.cached >= predicted
+        turns.append(turn)
+
+        async def held(body: dict[str, object] = body, worker: str = turn.worker) -> int:
+            told = await system.explain(body, path)
+            (one,) = [each for each in told["candidates"] if each["endpoint"] == worker]
+            known = int(one["overlap_tokens"] + one["uncertain_tokens"])
+            return known if known >= told["prompt_tokens"] - 16 else 0
+
+        await until(held, "the worker is known to hold the prompt")
+        predicted = await held()
+    return turns

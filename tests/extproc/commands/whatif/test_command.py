@@ -7,8 +7,7 @@ import pty
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -21,20 +20,7 @@ from extproc.__main__ import main
 from extproc.base.errors import ConfigError, StartError
 from extproc.commands.whatif import command
 from simulator.settings import TINY_MODEL
-
-
-class Here(Executor):
-    """Does in this process what a pool does in several, which take a second each to start."""
-
-    def __init__(
-        self, *_: object, initializer: Callable[..., None], initargs: Any, **__: object
-    ) -> None:
-        initializer(*initargs)
-
-    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-        done.set_result(call(*args, **kwargs))
-        return done
+from tests.extproc.commands.whatif.here import Here
 
 
 @pytest.fixture
