@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.http2.messages import MessageParts
+from extproc.http2.messages import LONG_BYTES, MessageParts
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
 from extproc.serving.long_message import joined, without_body
 from extproc.serving.proxy_decoder import ProxyDecoder, by_protobuf
@@ -63,6 +63,25 @@ async def test_joined_refuses_what_the_decoder_refuses(message: bytes, cuts: lis
                 await joined(MessageParts(in_parts(message, cuts)), DECODER, thread)
             return
         assert await joined(MessageParts(in_parts(message, cuts)), DECODER, thread) == expected
+
+
+@given(
+    st.integers(LONG_BYTES - 2, LONG_BYTES + 2),
+    st.sampled_from([b"", ANOTHER, PATH, b"\x9a\x05\0", b"\xff", bytes(70_000)]),
+)
+async def test_joined_returns_what_the_decoder_reads_of_a_long_message(
+    length: int, more: bytes
+) -> None:
+    message = body(bytes(length)).SerializeToString() + more
+    parts = [message[at : at + 65_536] for at in range(0, len(message), 65_536)]
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            expected = told(message)
+        except DecodeError:
+            with pytest.raises(DecodeError):
+                await joined(MessageParts(parts), DECODER, thread)
+            return
+        assert await joined(MessageParts(parts), DECODER, thread) == expected
 
 
 def test_without_body_leaves_little_to_decode() -> None:
