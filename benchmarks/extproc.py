@@ -1,6 +1,6 @@
 """Benchmark of ext_proc through a real Envoy: the CPU of a decision, and the latency it adds.
 
-python benchmarks/extproc.py [--quick] [--rounds N] [--json FILE]
+python benchmarks/extproc.py [--quick] [--rounds N] [--workers N] [--json FILE]
 """
 
 import sys

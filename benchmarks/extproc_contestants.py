@@ -54,7 +54,8 @@ class Contestant:
 class Arena:
     """Starts all contestants; those that cannot run are in `missing`, with the reason.
 
-    names: of the contestants. prefix: words before a command, by the process's name.
+    names: of the contestants. prefix: words before a command, by the process's name. upstreams: how
+    many there are, at least `UPSTREAMS`, of which so many hold the conversations.
     """
 
     def __init__(
@@ -63,7 +64,9 @@ class Arena:
         directory: Path,
         names: Sequence[str] = NAMES,
         prefix: Callable[[str], Sequence[str]] = lambda _: (),
+        upstreams: int = UPSTREAMS,
     ) -> None:
+        self._upstreams = max(upstreams, UPSTREAMS)
         self._stack = stack
         self._prefix = prefix
         self._directory = directory
@@ -107,7 +110,7 @@ class Arena:
                     )
 
     def _started_fleet(self) -> Fleet:
-        endpoints = [free_address() for _ in range(UPSTREAMS)]
+        endpoints = [free_address() for _ in range(self._upstreams)]
         config_file = self._directory / "upstreams.yaml"
         config_file.write_text(upstream_configuration(endpoints))
         self._run_envoy("upstreams", config_file, endpoints[0])

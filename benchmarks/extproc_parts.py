@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,9 @@ def _route(prefix: str, answer: str, content_type: str) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fleet:
-    """Upstreams that answer at once, and as many simulated workers, which publish their events."""
+    """Upstreams that answer at once, and a simulated worker for each of the first, which publishes
+    its events; the others have none.
+    """
 
     endpoints: Sequence[str]
     workers: Sequence[str]
@@ -197,8 +200,8 @@ class Fleet:
             "envoy": {"listen": free_address(), "admin": free_address()},
             "models": [{"name": "tiny", "tokenizer": str(TINY_MODEL)}],
             "workers": [
-                {"endpoint": endpoint, "events": {"zmq": events, "replay": replay}}
-                for endpoint, (events, replay) in zip(self.endpoints, self.events, strict=True)
+                {"endpoint": endpoint, "events": places and {"zmq": places[0], "replay": places[1]}}
+                for endpoint, places in zip_longest(self.endpoints, self.events)
             ],
         }
 

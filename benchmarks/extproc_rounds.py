@@ -21,6 +21,7 @@ from extproc_contestants import (
 )
 from extproc_load import Sample, conversations, found_wrk, load, write
 from extproc_metrics import least_row, metrics_row
+from extproc_parts import UPSTREAMS
 from measure import Figure, Goal, Result, Row
 from rows import Run, arguments
 from rows import run as running
@@ -228,7 +229,7 @@ def compared(one: Run) -> None:
         directory = Path(name)
         bodies = directory / "bodies"
         bodies.mkdir()
-        arena = Arena(stack, directory)
+        arena = Arena(stack, directory, upstreams=one.options.workers)
         for size in sorted({cell.size for cell in cells}):
             requests = conversations(size)
             write(requests, bodies / str(size))
@@ -245,6 +246,8 @@ def main() -> None:
     """Measures all and prints the tables."""
     parser = arguments("Benchmark of ext_proc through Envoy.", "less of all, within two minutes")
     parser.add_argument("--rounds", type=int, metavar="N", help="N rounds of a second each")
+    workers = "how many there are; all but three have no events"
+    parser.add_argument("--workers", type=int, default=UPSTREAMS, metavar="N", help=workers)
     with running(parser, METHOD) as one:
         one.add([metrics_row(one.amount(1, 31, 101)), least_row(one.amount(1, 101, 501))])
         compared(one)

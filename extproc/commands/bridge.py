@@ -11,12 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from extproc.base import address, logs
 from extproc.base.errors import ConfigError, StartError, importing_extra
 from extproc.config.schema import WorkerEvents
-from extproc.fleet.feed_sources import configured
+from extproc.fleet.feed_kinds import configured, open_feed
 from kvstate.bridge.rank import BridgeLimits
-from kvstate.feeds.feed_sources import DrainSource
 from kvstate.feeds.transport import FeedTransport
-from kvstate.feeds.trtllm_transport import drain_transports
-from kvstate.feeds.zmq_transport import ZmqTransport
 
 DEFAULT_LISTEN = "127.0.0.1:50051"
 
@@ -116,15 +113,12 @@ async def _ended(task: asyncio.Task[None]) -> None:
 
 def _transports(arguments: argparse.Namespace) -> Sequence[FeedTransport]:
     if arguments.trtllm is not None:
-        return drain_transports(
-            DrainSource(arguments.trtllm.removesuffix("/"), arguments.ranks), random.random
+        events = WorkerEvents(drain=arguments.trtllm, ranks=arguments.ranks)
+    else:
+        events = WorkerEvents(
+            zmq=arguments.zmq, replay=arguments.replay, topic=arguments.topic, ranks=arguments.ranks
         )
-    endpoints = WorkerEvents(
-        zmq=arguments.zmq, replay=arguments.replay, topic=arguments.topic, ranks=arguments.ranks
-    )
-    sources = configured(endpoints)
-    assert isinstance(sources, tuple)
-    return [ZmqTransport(source, random.random) for source in sources]
+    return open_feed(configured(events))
 
 
 def _faults(arguments: argparse.Namespace) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Where a worker publishes its events: as configured, or as the worker itself answers.
+"""Where a worker publishes its events, as the worker itself answers.
 
 A worker may only name its own host, or hosts that the operator lists: otherwise it could make the
 router connect to anything, and get credit for another worker's blocks.
@@ -21,7 +21,7 @@ from extproc.config.fleet_rules import same_place
 from extproc.config.schema import WorkerEvents
 from extproc.fleet.polling import Client, fetch_report
 from extproc.fleet.record import Place
-from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource, ZmqSource
+from kvstate.feeds.feed_sources import FeedSource, ZmqSource
 from kvstate.undecodable import UNDECODABLE
 
 # Hosts of a publisher that binds all interfaces: to a client they name no host, or its own.
@@ -61,24 +61,6 @@ def _places_of(source: ZmqSource) -> Iterator[Place]:
         if endpoint is not None and endpoint.startswith("tcp://"):
             host, port = same_place(address.parse_tcp(endpoint))
             yield kind, host, port, topic
-
-
-def configured(events: WorkerEvents) -> FeedSource:
-    """Returns the configured source, which the configuration's rules have checked."""
-    if events.grpc is not None:
-        return GrpcSource(events.grpc, events.service, events.ranks)
-    if events.drain is not None:
-        return DrainSource(events.drain.removesuffix("/"), events.ranks)
-    return tuple(
-        ZmqSource(
-            events=_of_rank(events.zmq or "", rank),
-            replay=None if events.replay is None else _of_rank(events.replay, rank),
-            topic=events.topic,
-            binds=events.bind,
-            load=None if events.load is None else _of_rank(events.load, rank),
-        )
-        for rank in range(events.ranks)
-    )
 
 
 def at_address(events: WorkerEvents, name: str, host: str) -> WorkerEvents:
@@ -182,12 +164,6 @@ def _reachable(endpoint: object, host: str) -> str:
 def _endpoint(host: str, port: int) -> str:
     place = Address(host.removeprefix("[").removesuffix("]"), port)
     return f"tcp://{address.parse(str(place))}"
-
-
-def _of_rank(endpoint: str, rank: int) -> str:
-    """Returns a rank's endpoint: vLLM and SGLang publish rank r on the configured port + r."""
-    place = address.parse_tcp(endpoint)
-    return f"tcp://{place._replace(port=place.port + rank)}"
 
 
 class SourcePlaces(NamedTuple):

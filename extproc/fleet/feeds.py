@@ -12,7 +12,8 @@ from extproc.base.errors import StartError
 from extproc.base.fault import Fault
 from extproc.config.schema import Config, WorkerEvents
 from extproc.fleet.asking_times import USUAL, AskingTimes
-from extproc.fleet.feed_sources import SourcePlaces, configured, permitted, places, ranks_of
+from extproc.fleet.feed_kinds import configured
+from extproc.fleet.feed_sources import SourcePlaces, permitted, places, ranks_of
 from extproc.fleet.polling import MAX_QUESTIONS, Polling, Question
 from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import FeedPlan, Following, Place, Table, Worker

@@ -44,6 +44,7 @@ from extproc.config.sections import session_headers
 from extproc.fleet.discovery.discovery import Discovery, DiscoveryCollector
 from extproc.fleet.discovery.sources import sources_of
 from extproc.fleet.discovery.view import listed
+from extproc.fleet.feed_kinds import open_feed
 from extproc.fleet.proof_memory import ProofMemory
 from extproc.fleet.remembered import RememberedWorkers
 from extproc.fleet.verifying import VerifiedCollector
@@ -83,9 +84,7 @@ from extproc.sharing.sharing import PromptTelling, Sharing, SharingCollector, te
 from extproc.tokenizing.file_digest import digest_of
 from extproc.tokenizing.remote_tokenizer import Endpoints, RemoteTokenizer, count_avoided
 from kvstate.errors import DamagedError
-from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource, ZmqSource
-from kvstate.feeds.transport import FeedTransport
-from kvstate.feeds.zmq_transport import ZmqTransport
+from kvstate.feeds.feed_sources import ZmqSource
 from kvstate.fleet import FollowedWorkers
 from kvstate.index import saved_layout
 from kvstate.rows.format import StateHeader
@@ -305,7 +304,7 @@ def _store_parts(made: Running) -> Iterator[Part]:
     async def follow() -> None:
         for one in stores:
             if one.zmq is not None:
-                (transport,) = _open((ZmqSource(one.zmq, None, ""),))
+                (transport,) = open_feed((ZmqSource(one.zmq, None, ""),))
                 made.fleet.follow_store(one.name, transport)
 
     yield Part("stores", follow)
@@ -334,7 +333,9 @@ def _workers(
         cut=cut,
         stores=store_rules(config.stores),
     )
-    workers = Workers(config, fleet, _open, discovery.fault, telling=telling, tokenizers=tokenizers)
+    workers = Workers(
+        config, fleet, open_feed, discovery.fault, telling=telling, tokenizers=tokenizers
+    )
     return fleet, workers
 
 
@@ -748,23 +749,3 @@ def _awaited(discovery: Discovery, workers: Workers) -> str:
 
 def _count_avoided(endpoints: Callable[[], Endpoints]) -> int:
     return count_avoided(endpoints())
-
-
-def _open(source: FeedSource) -> Sequence[FeedTransport]:
-    """Returns a feed's transports, one for each rank.
-
-    Raises:
-        ExtraError: it is a gRPC feed, and grpcio is not installed.
-    """
-    match source:
-        case GrpcSource():
-            with importing_extra("a feed over gRPC", "grpc"):
-                from kvstate.feeds.grpc_transport import grpc_transports
-
-            return grpc_transports(source, random.random)
-        case DrainSource():
-            from kvstate.feeds.trtllm_transport import drain_transports
-
-            return drain_transports(source, random.random)
-        case _:
-            return [ZmqTransport(one, random.random) for one in source]

@@ -26,9 +26,9 @@ from extproc.commands.doctor.probe import (
 )
 from extproc.commands.doctor.worker_visit import Means, ReportedSources, WorkerReport
 from extproc.config.schema import AUTO, WorkerEvents, WorkerSettings
-from extproc.fleet.feed_sources import configured
+from extproc.fleet.feed_kinds import configured, kind_of
 from kvstate.errors import WireError
-from kvstate.feeds.feed_sources import DrainSource, GrpcSource, ZmqSource
+from kvstate.feeds.feed_sources import FeedSource, ZmqSource
 from kvstate.overlap import Tokens
 from kvstate.wire.zmtp import ZmtpSession
 
@@ -107,7 +107,7 @@ def zmq_places(worker: WorkerSettings) -> Sequence[ZmqSource]:
     if not isinstance(worker.events, WorkerEvents):
         return ()
     source = configured(worker.events)
-    return () if isinstance(source, GrpcSource | DrainSource) else source
+    return source if isinstance(source, tuple) else ()
 
 
 async def _configured(
@@ -115,25 +115,26 @@ async def _configured(
 ) -> list[Finding]:
     assert isinstance(worker.events, WorkerEvents)
     source = configured(worker.events)
-    match source:
-        case GrpcSource():
-            return await _connection(means, worker, visited, source, about)
-        case DrainSource() if means.probes:
-            return await _connection(means, worker, visited, source, about)
-        case DrainSource():
-            says = (
-                "not checked: each event goes to one caller, the router; --probe drains the queue"
-            )
-            return [about.note("feed", says)]
-        case _:
-            return await visit_zmq(means, worker, visited, source, about)
+    if isinstance(source, tuple):
+        return await visit_zmq(means, worker, visited, source, about)
+    if kind_of(source).is_consumed and not means.probes:
+        says = "not checked: each event goes to one caller, the router; --probe drains the queue"
+        return [about.note("feed", says)]
+    return await _connection(means, worker, visited, source, about)
+
+
+# The codes of a feed with one connection that refuses it, or does not answer; by its kind.
+_CODES = {
+    "grpc": ("grpc-unimplemented", "grpc-unreachable"),
+    "drain": ("drain-refused", "drain-refused"),
+}
 
 
 async def _connection(
     means: Means,
     worker: WorkerSettings,
     visited: WorkerReport,
-    source: GrpcSource | DrainSource,
+    source: FeedSource,
     about: Subject,
 ) -> list[Finding]:
     """Examines a feed that has one connection for all ranks."""
@@ -143,20 +144,16 @@ async def _connection(
             lambda heard: bool(heard.is_connected or heard.refused or heard.lost), means.seconds
         )
         first = listeners[0].summary
-        is_drain = isinstance(source, DrainSource)
+        kind = kind_of(source)
+        refused, unreachable = _CODES[kind.key]
         if first.refused:
-            code = "drain-refused" if is_drain else "grpc-unimplemented"
-            return [about.wrong(code, f"{_place_of(source)}: {first.refused}")]
+            return [about.wrong(refused, f"{kind.place(source)}: {first.refused}")]
         if not first.is_connected:
-            code = "drain-refused" if is_drain else "grpc-unreachable"
-            return [about.wrong(code, f"{_place_of(source)}: {first.lost or 'no answer in time'}")]
-        return await _listen(means, worker, visited, listeners, about, is_drain=is_drain)
+            says = first.lost or "no answer in time"
+            return [about.wrong(unreachable, f"{kind.place(source)}: {says}")]
+        return await _listen(means, worker, visited, listeners, about, is_drain=kind.is_consumed)
     finally:
         await asyncio.gather(*(one.close() for one in listeners))
-
-
-def _place_of(source: GrpcSource | DrainSource) -> str:
-    return source.target if isinstance(source, GrpcSource) else source.url
 
 
 async def _listen(

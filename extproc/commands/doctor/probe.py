@@ -9,16 +9,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from extproc.base.errors import RequestError, importing_extra
+from extproc.base.errors import RequestError
 from extproc.commands.doctor.findings import Finding, Subject
 from extproc.commands.doctor.token_visit import engine_tokens
 from extproc.commands.doctor.worker_visit import USUAL as DEFAULT
 from extproc.commands.doctor.worker_visit import Means, WorkerReport, judge_block_size, judge_clock
 from extproc.config.schema import WorkerSettings
+from extproc.fleet.feed_kinds import open_feed
 from extproc.requests.prompt import Text
 from kvstate.errors import ReplayError, WireError
 from kvstate.events import Batch, BlocksStored, EventBatch, OtherGroupStored
-from kvstate.feeds.feed_sources import DrainSource, GrpcSource, ZmqSource
+from kvstate.feeds.feed_sources import FeedSource, ZmqSource
 from kvstate.feeds.feed_times import USUAL
 from kvstate.feeds.transport import (
     Connected,
@@ -29,7 +30,6 @@ from kvstate.feeds.transport import (
     Signal,
     SnapshotBegun,
 )
-from kvstate.feeds.trtllm_transport import drain_transports
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.overlap import Tokens
 from kvstate.wire.zmq_wire import decode_batch
@@ -199,24 +199,16 @@ def subscribed(sources: Mapping[int, ZmqSource], max_messages: int) -> list[List
     ]
 
 
-def connected(source: GrpcSource | DrainSource, max_messages: int) -> list[Listener]:
+def connected(source: FeedSource, max_messages: int) -> list[Listener]:
     """Returns a listener for each rank of a feed with one connection for all.
 
     Raises:
         ExtraError: it is a gRPC feed, and grpcio is not installed.
     """
     return [
-        Listener(rank, one, max_messages, is_live=False) for rank, one in enumerate(_opened(source))
+        Listener(rank, one, max_messages, is_live=False)
+        for rank, one in enumerate(open_feed(source))
     ]
-
-
-def _opened(source: GrpcSource | DrainSource) -> Sequence[FeedTransport]:
-    if isinstance(source, DrainSource):
-        return drain_transports(source, random.random)
-    with importing_extra("a feed over gRPC", "grpc"):
-        from kvstate.feeds.grpc_transport import grpc_transports
-
-    return grpc_transports(source, random.random)
 
 
 async def replayed(

@@ -4,15 +4,15 @@ from typing import Any
 import pytest
 
 from extproc.config.schema import WorkerEvents
+from extproc.fleet.feed_kinds import configured
 from extproc.fleet.feed_sources import (
     PATHS,
     at_address,
-    configured,
     discovered,
     places,
     strange_host,
 )
-from kvstate.feeds.feed_sources import DrainSource, GrpcSource, ZmqSource
+from kvstate.feeds.feed_sources import ZmqSource
 
 VLLM, SGLANG, _ = PATHS
 
@@ -25,25 +25,6 @@ def vllm(**ranks: dict[str, Any]) -> tuple[ZmqSource, ...]:
 def sglang(**fields: Any) -> tuple[ZmqSource, ...]:
     events = {"publisher": "zmq", "endpoint_port_base": 5557, **fields}
     return discovered(SGLANG, json.dumps({"kv_events": events}).encode(), "::1")
-
-
-def test_configured_gives_each_rank_both_ports_plus_its_number() -> None:
-    events = WorkerEvents("tcp://w:5557", "tcp://w:5657", "t", ranks=2)
-    assert configured(events) == (
-        ZmqSource("tcp://w:5557", "tcp://w:5657", "t"),
-        ZmqSource("tcp://w:5558", "tcp://w:5658", "t"),
-    )
-
-
-def test_configured_feed_may_be_bound_and_without_replay() -> None:
-    events = WorkerEvents("tcp://[::1]:5557", bind=True)
-    assert configured(events) == (ZmqSource("tcp://[::1]:5557", None, "", binds=True),)
-
-
-def test_configured_grpc_servers_have_all_ranks() -> None:
-    grpc = WorkerEvents(grpc="a:1", service="sglang", ranks=2)
-    assert configured(grpc) == GrpcSource("a:1", "sglang", 2)
-    assert configured(WorkerEvents(drain="http://a:1/")) == DrainSource("http://a:1", 1)
 
 
 def test_discovered_reads_the_ports_of_each_vllm_rank() -> None:
