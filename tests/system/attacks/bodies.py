@@ -1,6 +1,8 @@
 """Bodies of HTTP requests that cost a client little and could cost a router much."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 from extproc.requests.request import MAX_BYTES
 
@@ -11,12 +13,19 @@ TOO_MANY = "too_many_parts"
 
 @dataclass(frozen=True)
 class Body:
-    """reason: why its prompt gets no block keys, "" where it gets them."""
+    """reason: why its prompt gets no block keys, "" where it gets them.
+
+    made: its content, or what makes it: together, they take hundreds of megabytes.
+    """
 
     name: str
     path: str
-    content: bytes = field(repr=False)
+    made: bytes | Callable[[], bytes] = field(repr=False)
     reason: str = TOO_MANY
+
+    @cached_property
+    def content(self) -> bytes:
+        return self.made if isinstance(self.made, bytes) else self.made()
 
     @property
     def has_field(self) -> bool:
@@ -36,7 +45,7 @@ def _filled(before: bytes, unit: bytes, behind: bytes, length: int = MAX_BYTES) 
 def _body(
     name: str, path: str, before: bytes, unit: bytes, behind: bytes, reason: str = TOO_MANY
 ) -> Body:
-    return Body(name, path, _filled(before, unit, behind), reason)
+    return Body(name, path, partial(_filled, before, unit, behind), reason)
 
 
 _TOOL = b'{"type": "function", "function": {"name": "a"}}'
@@ -82,7 +91,7 @@ _LARGE = 28 * 1024 * 1024
 
 
 def _own(name: str, before: bytes, unit: bytes, behind: bytes, length: int = MAX_BYTES) -> Body:
-    return Body(name, COMPLETIONS, _filled(before, unit, behind, length))
+    return Body(name, COMPLETIONS, partial(_filled, before, unit, behind, length))
 
 
 def _field_bodies(size: str, length: int) -> list[Body]:
@@ -100,22 +109,28 @@ def _field_bodies(size: str, length: int) -> list[Body]:
         _own(f"a name in a text, {size}", b'{"a": [', b'"kv_transfer_params"', b"]}", length),
         _own(f"escapes, {size}", b'{"prompt": ["', b"\\u00\\u00", b'"]}', length),
         _own(f"deep, {size}", _FIELD + b'"a": ', b"[[[[[[[[", b"}", length),
-        Body(f"zeros, {size}", COMPLETIONS, bytes(length)),
+        Body(f"zeros, {size}", COMPLETIONS, partial(bytes, length)),
         _own(f"surrogates, {size}", b'{"prompt": "', b"\\ud800\\ud800", b'"}', length),
     ]
 
 
 FIELD_BODIES = _field_bodies("4 MiB", MAX_BYTES)
+
+
+def _large(before: bytes, unit: bytes, behind: bytes) -> bytes:
+    return before + unit * (_LARGE // len(unit)) + behind
+
+
 # Bodies that are costly where tenants are kept apart: media are looked for in every part.
 _NAMED = b'{"model": "m", "x": "uuid", "messages": ['
 MEDIA_BODIES = [
-    Body(f"parts, {size}", CHAT, _filled(_NAMED, b"0", b"]}", length))
+    Body(f"parts, {size}", CHAT, partial(_filled, _NAMED, b"0", b"]}", length))
     for size, length in (("1 MiB", 1024 * 1024), ("4 MiB", MAX_BYTES), ("28 MiB", _LARGE))
 ] + [
-    Body("text, 28 MiB", CHAT, b'{"model": "m", "prompt": "%b"}' % (b"uuid " * (_LARGE // 5))),
-    Body("salt, 28 MiB", CHAT, b'{"cache_salt": "%b"}' % (b"uuid " * (_LARGE // 5))),
-    Body("model, 28 MiB", CHAT, b'{"model": "%b"}' % (b"\xff" * _LARGE)),
-    Body("spaces, 28 MiB", CHAT, b'{"cache_salt": %b1}' % (b" " * _LARGE)),
+    Body("text, 28 MiB", CHAT, partial(_large, b'{"model": "m", "prompt": "', b"uuid ", b'"}')),
+    Body("salt, 28 MiB", CHAT, partial(_large, b'{"cache_salt": "', b"uuid ", b'"}')),
+    Body("model, 28 MiB", CHAT, partial(_large, b'{"model": "', b"\xff", b'"}')),
+    Body("spaces, 28 MiB", CHAT, partial(_large, b'{"cache_salt": ', b" ", b"1}")),
 ]
 _COSTLIEST = ("a field and members", "zeros", "surrogates")
 LARGE_FIELD_BODIES = [
