@@ -33,7 +33,6 @@ from extproc.admin.routes import (
     steering_routes,
 )
 from extproc.base import address
-from extproc.base.errors import importing_extra
 from extproc.base.fault import ROUTER, Fault, FaultSource
 from extproc.base.installed import installed_version
 from extproc.config.feature_doubts import routers_apart
