@@ -51,6 +51,7 @@ TESTED = (
     "extproc/routing/test_load_columns.py",
     "extproc/routing/test_load_numbers.py",
     "extproc/serving/test_proxy_message.py",
+    "extproc/sharing/test_forgeries.py",
     "extproc/tokenizing/test_plain_turns.py",
     "system/attacks/test_fuzz_frames.py::test_calls_of_several_kinds_in_one_read_are_told_as_they_were_sent",
     "system/attacks/test_fuzz_frames.py::test_session_answers_frames_alike_whole_and_in_pieces",
