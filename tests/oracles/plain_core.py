@@ -9,7 +9,6 @@ Invariants, which `check()` verifies:
 """
 
 import sys
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -291,9 +290,6 @@ class Segment:
             self.table.pop(key, None)
 
 
-# Memory of a row and its hash in CPython's dictionaries, for the estimate of `memory`.
-_BYTES_PER_BLOCK = 220
-
 # The work of a block here, in the units of `kvstate.core.WORK`.
 _WORK_PER_BLOCK = 32
 
@@ -318,8 +314,6 @@ class _Owner:
     age: int = 1
     copies_announced: bool = False  # the removal of each copy is announced, not only of the last
     mark: int = 1  # of removals since the last hole, another after each
-    watches: dict[int, int] = field(default_factory=dict)  # keys of awaited blocks, by slot
-    stored_slots: set[int] = field(default_factory=set)  # of those that were stored since
 
     @property
     def doubted_media(self) -> set[str]:
@@ -360,7 +354,10 @@ class _Owner:
 
 
 class PlainCore:
-    """See `kvstate.core.Core`, which documents the methods."""
+    """Does what `kvstate/_core.pyi` says.
+
+    It leaves messages to the typed decoder, and lends, passes on and watches nothing.
+    """
 
     def __init__(self, secret: int, limit_blocks: int, _overlap: type[Overlap]) -> None:
         self._secret = secret
@@ -464,28 +461,6 @@ class PlainCore:
             segment, source, key = found
             _hold(held, segment, BlockPool.of(medium, group, source.block_size), block, key)
 
-    def lend(
-        self, owner: int, lender: int, hashes: list[BlockHash], medium: str, group: int | None
-    ) -> int:
-        held, lending = self._owners[owner], self._owners[lender]
-        if held.model != lending.model:
-            raise ValueError("owners of different models")
-        count = 0
-        for block in hashes:
-            found = lending.find(block)
-            if found is None:
-                held.counts["copied_unknown"] += 1
-                continue
-            if held.is_full(1):
-                held.counts["over_limit"] += 1
-                break
-            lent, source, key = found
-            held.block_size = source.block_size
-            segment = held.certain if lent is lending.certain else held.uncertain
-            _hold(held, segment, BlockPool.of(medium, group, source.block_size), block, key)
-            count += 1
-        return count
-
     def remove(
         self,
         owner: int,
@@ -571,25 +546,8 @@ class PlainCore:
     def start(self, owner: int, payload: bytes, work: int) -> bool:
         return False  # this core has only the typed decoder
 
-    def proceed(self, owner: int, work: int) -> bool:
-        raise ValueError("no message is applied in part")  # this core never starts one
-
     def abandon(self, owner: int) -> None:
         """Does nothing: no message is ever under way here."""
-
-    def apply(self, owner: int, payload: bytes) -> None:
-        return None  # this core has only the typed decoder
-
-    def apply_run(
-        self, records: bytes, at: int, owners: "array[int]", marks: bytearray, work: int
-    ) -> tuple[int, None]:
-        return at, None  # this core has only the typed decoder
-
-    def pass_on(self, owner: int, rank: int, number: int, stamp: float) -> int:
-        return 0  # this core has only the typed decoder
-
-    def passed_on(self) -> bytes:
-        return b""
 
     def overlaps(
         self,
@@ -639,25 +597,6 @@ class PlainCore:
                 if overlap.rank_order > known.rank_order:
                     best[names[owner.worker]] = overlap
         return best
-
-    def watch(
-        self,
-        owner: int,
-        slot: int,
-        tokens: Tokens | memoryview,
-        lora: str | int | None,
-        first: bytes | None,
-        block_size: int,
-    ) -> None:
-        held = self._owners[owner]
-        held.watches.pop(slot, None)
-        held.stored_slots.discard(slot)
-        root = root_key(self._secret, self._seeds[held.model], lora, block_size)
-        for key in chain(root, tokens, block_size, first, (len(tokens) - 1) // block_size):
-            held.watches[slot] = key
-
-    def was_stored(self, owner: int, slot: int) -> bool:
-        return slot in self._owners[owner].stored_slots
 
     def status(self, owner: int) -> OwnerStatus:
         held = self._owners[owner]
@@ -741,9 +680,6 @@ class PlainCore:
             ends.put_row(its)
         return len(rows)
 
-    def memory(self) -> int:
-        return _BYTES_PER_BLOCK * sum(owner.blocks for owner in self._owners.values())
-
     def check(self) -> None:
         expected: Table = {}
         for owner in self._owners.values():
@@ -789,9 +725,6 @@ def _hold(
     *,
     may_repeat: bool = False,
 ) -> None:
-    for slot, watched in owner.watches.items():
-        if watched == key:
-            owner.stored_slots.add(slot)
     if pool.medium not in owner.removing:
         owner.aging.add(pool.medium)
     if segment is owner.certain:
