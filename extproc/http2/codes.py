@@ -7,7 +7,6 @@ class Status(IntEnum):
     """The gRPC statuses used here (grpc/grpc, doc/statuscodes.md)."""
 
     OK = 0
-    CANCELLED = 1
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5

@@ -22,7 +22,7 @@ from tests.oracles.http2.frames import (
     settings,
     window_update,
 )
-from tests.oracles.http2.header_blocks import BlockCache, HeaderBlocks
+from tests.oracles.http2.header_blocks import HeaderBlocks
 from tests.oracles.http2.outbox import Outbox
 from tests.oracles.http2.streams import Aborted, Event, Floods, HeadJoiner, Streams
 
@@ -132,7 +132,7 @@ class Connection:
     `unsent` or any stream is `ready` for more; at once if it `is_due`.
     """
 
-    def __init__(self, limits: Limits, cache: BlockCache, budget: Budget) -> None:
+    def __init__(self, limits: Limits, budget: Budget) -> None:
         self.fault: Http2Error | None = None
         self._limits = limits
         self._reader = FrameReader()
@@ -141,7 +141,7 @@ class Connection:
         self._budget = budget
         self._outbox = Outbox(budget)
         self.unsent, self.ready = self._outbox.chunks, self._outbox.ready
-        self._blocks = HeaderBlocks(cache, limits.max_header_list_bytes)
+        self._blocks = HeaderBlocks(limits.max_header_list_bytes)
         self._streams = Streams(limits, self._outbox, self._floods)
         self._control = Control(
             self._outbox, self._floods, self._blocks, self._streams.set_initial_window
@@ -150,10 +150,6 @@ class Connection:
         # the last stream named in a GOAWAY may not grow (RFC 9113, section 6.8)
         self._last_taken: int | None = None
         self._greet()
-
-    def __repr__(self) -> str:
-        state = "failed" if self.fault else "draining" if self._streams.is_draining else "open"
-        return f"<Connection {state}, {len(self._streams.open)} streams>"
 
     @property
     def is_due(self) -> bool:

@@ -1,9 +1,7 @@
 """Header blocks (RFC 7541) of requests and answers.
 
-The server announces a dynamic table of size 0. Once the peer has acknowledged that and set the size
-in a block, blocks have no state: equal bytes mean equal headers, so decoded ones are looked up, by
-the whole block or, since it may hold a request's id (as in traced streams), field by field. Until
-then the peer may use a table of the default size, and every block is decoded.
+The server announces a dynamic table of size 0. Until the peer has acknowledged that and set the
+size in a block, it may use a table of the default size.
 
 A peer must set the size in the first block behind its acknowledgement if its table has fields then
 (RFC 9113, section 4.3.1). One whose table is empty need not, so it is served: a peer that goes on
@@ -19,63 +17,7 @@ from hpack.hpack import Decoder
 from extproc.http2.codes import ErrorCode
 from tests.oracles.http2.errors import Http2Error
 
-# The first byte: 1xxxxxxx an index; 01xxxxxx, 0001xxxx and 0000xxxx literals, with the index of
-# their name or 0; 001xxxxx a table size. The x begin an integer (section 5.1).
-_INDEXED, _INDEX_PREFIX_MAX = 0x80, 0x7F
-_ADDED, _ADDED_PREFIX_MAX = 0x40, 0x3F
-_SIZE_CHANGE = 0x20
-_LITERAL_PREFIX_MAX = 0x0F
 _LENGTH_PREFIX_MAX = 0x7F
-_MORE = 0x80
-
-# Most bytes of a length; blocks with longer strings are not worth caching.
-_MAX_LENGTH_BYTES = 3
-
-
-def cut_at_fields(block: bytes) -> list[bytes] | None:
-    """Returns a block's encoded fields; None if it has other parts, or cannot be split simply."""
-    fields = []
-    at, end = 0, len(block)
-    try:
-        while at < end:
-            start, first = at, block[at]
-            if first & _INDEXED:
-                at = _behind_integer(block, at, _INDEX_PREFIX_MAX)
-            elif first & _ADDED or not first & _SIZE_CHANGE:
-                most = _ADDED_PREFIX_MAX if first & _ADDED else _LITERAL_PREFIX_MAX
-                at = _behind_integer(block, at, most)
-                if not first & most:
-                    at = _behind_string(block, at)
-                at = _behind_string(block, at)
-            else:
-                return None
-            fields.append(block[start:at])
-    except (IndexError, OverflowError):
-        return None
-    return fields if at == end else None
-
-
-def _behind_integer(block: bytes, at: int, prefix_max: int) -> int:
-    if block[at] & prefix_max != prefix_max:
-        return at + 1
-    at += 1
-    while block[at] & _MORE:
-        at += 1
-    return at + 1
-
-
-def _behind_string(block: bytes, at: int) -> int:
-    """Returns the position after a string: a length, and that many bytes (RFC 7541, 5.2)."""
-    length = block[at] & _LENGTH_PREFIX_MAX
-    if length < _LENGTH_PREFIX_MAX:
-        return at + 1 + length
-    for shift in range(_MAX_LENGTH_BYTES):
-        at += 1
-        length += (block[at] & ~_MORE) << 7 * shift
-        if not block[at] & _MORE:
-            return at + 1 + length
-    raise OverflowError
-
 
 Fields = Sequence[tuple[bytes, bytes]]
 
@@ -144,26 +86,7 @@ def _is_allowed(name: bytes, value: bytes) -> bool:
     return name != b"te" or value == b"trailers"
 
 
-# A proxy's blocks differ little. Those with a request's id are not found again, and fill the cache:
-# when it is full, it is cleared.
-_MAX_CACHED = 256
-_MAX_CACHED_BLOCK_BYTES = 1024
-
-# Stands for "not decoded yet", as None stands for "malformed".
-_UNKNOWN = RequestHead(
-    is_request=False,
-    is_trailers=False,
-    method=b"",
-    path=b"",
-    content_type=b"",
-    encoding=b"",
-    content_length=None,
-    fields=(),
-)
-
 _DEFAULT_TABLE_BYTES = 4096
-# Size of a field besides its bytes (RFC 9113, section 6.5.2).
-_FIELD_BYTES = 32
 # RFC 7541, section 4.2: a block may set the smallest size in between, and the last size.
 _MAX_SIZE_UPDATES = 2
 _SIZE_UPDATE, _SIZE_UPDATE_MASK, _SIZE_PREFIX_MAX = 0x20, 0xE0, 0x1F
@@ -175,47 +98,12 @@ _UNDECODABLE = "undecodable header block"
 Field = tuple[bytes, bytes]
 
 
-class BlockCache:
-    """Decoded blocks without state, for all connections of a server.
-
-    heads: by block; None for a malformed one. fields: by their part of a block.
-    """
-
-    def __init__(self) -> None:
-        self.heads: dict[bytes, RequestHead | None] = {}
-        self.fields: dict[bytes, Field] = {}
-
-    def __len__(self) -> int:
-        return len(self.heads)
-
-    def __contains__(self, block: bytes) -> bool:
-        return block in self.heads
-
-    def keep(self, block: bytes, head: RequestHead | None) -> None:
-        """Keeps the head of a block, unless the block is too long."""
-        if len(block) <= _MAX_CACHED_BLOCK_BYTES:
-            if len(self.heads) >= _MAX_CACHED:
-                self.heads.clear()
-            self.heads[block] = head
-
-    def keep_field(self, part: bytes, field: Field) -> None:
-        """Keeps a decoded field, unless its part of the block is too long."""
-        if len(part) <= _MAX_CACHED_BLOCK_BYTES:
-            if len(self.fields) >= _MAX_CACHED:
-                self.fields.clear()
-            self.fields[part] = field
-
-
 class HeaderBlocks:
     """Decodes the blocks of one connection, in their order of arrival."""
 
-    def __init__(self, cache: BlockCache, max_list_bytes: int) -> None:
-        self._cache = cache
-        self._heads = cache.heads
-        self._max_list_bytes = max_list_bytes
+    def __init__(self, max_list_bytes: int) -> None:
         self.decoder = Decoder(max_list_bytes)
         self.decoder.max_allowed_table_size = _DEFAULT_TABLE_BYTES
-        self._is_stateless = False
         self._is_forbidden = False
         self._owes_size = False
 
@@ -230,23 +118,8 @@ class HeaderBlocks:
         Raises:
             Http2Error: the block cannot be decoded, or its header list is too large.
         """
-        if self._is_stateless:
-            known = self._heads.get(block, _UNKNOWN)
-            if known is not _UNKNOWN:
-                return known
-            parts = cut_at_fields(block)
-            if parts is not None:
-                head = head_of(self._looked_up(parts))
-                self._cache.keep(block, head)
-                return head
         self._check_sizes(block)
-        head = head_of(self._decoded(block))
-        was_stateless = self._is_stateless
-        # a block that reduced the size to 0 also emptied the table
-        self._is_stateless = self.decoder.header_table_size == 0
-        if was_stateless and self._is_stateless:
-            self._cache.keep(block, head)
-        return head
+        return head_of(self._decoded(block))
 
     def _check_sizes(self, block: bytes) -> None:
         """Checks the table sizes that a block begins with, besides their encoding."""
@@ -258,22 +131,6 @@ class HeaderBlocks:
         if self._owes_size and not updates:
             raise Http2Error(ErrorCode.COMPRESSION_ERROR, _UNDECODABLE)
         self._owes_size = False
-
-    def _looked_up(self, parts: Sequence[bytes]) -> list[Field]:
-        """Returns the fields of a block without state; decodes only unknown ones."""
-        fields = []
-        room = self._max_list_bytes
-        known = self._cache.fields
-        for part in parts:
-            field = known.get(part)
-            if field is None:
-                (field,) = self._decoded(part)
-                self._cache.keep_field(part, field)
-            room -= len(field[0]) + len(field[1]) + _FIELD_BYTES
-            if room < 0:
-                raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, _TOO_LARGE)
-            fields.append(field)
-        return fields
 
     def _decoded(self, block: bytes) -> list[Field]:
         try:

@@ -1,6 +1,6 @@
-"""A session in plain Python, which runs if the compiled one could not be built.
+"""A session in Python, with which the compiled one is compared.
 
-`extproc.http2.session` describes the interface; the compiled session is tested against this one.
+`extproc/_core.pyi` describes both.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ from tests.oracles.http2.grpc_messages import (
     trailers,
     trailers_only,
 )
-from tests.oracles.http2.header_blocks import BlockCache, RequestHead
+from tests.oracles.http2.header_blocks import RequestHead
 from tests.oracles.http2.streams import Opened, Received
 
 # What a call takes of the budget besides its content: before its first message, and from then on.
@@ -88,14 +88,13 @@ class PlainSession:
         limits: Limits,
         max_message_bytes: int,
         budget: Budget,
-        cache: BlockCache,
         reading: Reading | None,
     ) -> None:
         self._limits = limits
         self._reading = reading
         self._max_message_bytes = max_message_bytes
         self._budget = budget
-        self._connection = Connection(limits, cache, budget)
+        self._connection = Connection(limits, budget)
         self._calls: dict[int, _Call] = {}
         self._events: list[CallEvent] = []
 
@@ -322,7 +321,7 @@ class PlainSession:
 
 
 class PlainSessions:
-    """Opens plain sessions, which share decoded header blocks."""
+    """Opens plain sessions, as `extproc.http2.session.Sessions` opens compiled ones."""
 
     def __init__(
         self, limits: Limits, max_message_bytes: int, max_bytes: int, reading: Reading | None = None
@@ -331,11 +330,8 @@ class PlainSessions:
         self._reading = reading
         self._limits = limits
         self._max_message_bytes = max_message_bytes
-        self._cache = BlockCache()
 
     def open(self, share: Budget | None = None) -> PlainSession:
         """Returns the session of a new connection."""
         budget = self.budget if share is None else share
-        return PlainSession(
-            self._limits, self._max_message_bytes, budget, self._cache, self._reading
-        )
+        return PlainSession(self._limits, self._max_message_bytes, budget, self._reading)
