@@ -79,12 +79,12 @@ def templates_of(model: Model) -> "ChatTemplates | None":
     files = _files_of(model)
     if files is None:
         return None
-    from extproc.tokenizing.families import needs_no_template
+    from extproc.tokenizing.families import family_of
     from extproc.tokenizing.token_files import object_in
     from extproc.tokenizing.tokens import load
 
     config = object_in(files.directory / "config.json")
-    if needs_no_template(config, files.chosen(model.tokenizer_mode)):
+    if family_of(config, files.chosen(model.tokenizer_mode).name).render is not None:
         return None
     override = None if model.chat_template is None else Path(model.chat_template)
     return load(files.directory, {}, override)

@@ -1,13 +1,17 @@
-"""Families of models whose conversations engines render in code, and how each is loaded here.
+"""Families of models for whose conversations engines or checkpoints have code, in one table.
 
-A family is found by the architectures in config.json, or by a model's files. A model of none has a
-chat template. To add a family: a renderer in a module of `extproc.renderers`, and a loader here,
-which imports it, so that a router has only those of its models.
+A family is found by the architectures in config.json, or by the file of its vocabulary. A model of
+none has a chat template. To add a family: a renderer in a module of `extproc.renderers`, a loader
+here, which imports it, so that a router has only those of its models, and an entry of `FAMILIES`.
+
+What an engine's own rules make of a model's conversations is with these (`sglang_template` for
+SGLang's rules for MiniMax-M3): it changes with the engine's releases, not with the model.
 """
 
 import logging
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +19,8 @@ from extproc.base.tokenizer_files import read_file
 from extproc.renderers.refusing import RefusingRenderer
 from extproc.renderers.renderer import Renderer
 from extproc.renderers.segments import ControlMarks
+from extproc.requests.prompt import Chat
+from extproc.tokenizing.kimi_chat import as_kimis
 from extproc.tokenizing.segment_encoder import OrdinaryEncoder, segment_texts
 from extproc.tokenizing.text_encoder import Encoder, TextEncoder
 from extproc.tokenizing.tokenizer_layout import read
@@ -57,6 +63,10 @@ class ModelFiles(NamedTuple):
 # Loads a family for a model; raises OSError or ValueError if a file cannot be used. A missing
 # library is no error: the loader logs a warning that names the extra, and returns `refused`.
 Loader = Callable[[ModelFiles], InCode]
+
+# Returns what the code of a checkpoint's tokenizer makes of a conversation before its template gets
+# it, and the forms that this decides; raises RequestError if that is not known.
+Prepare = Callable[[Chat], tuple[Chat, int]]
 
 
 def refused(reason: str) -> InCode:
@@ -125,19 +135,6 @@ def _deepseek_v41(_: ModelFiles) -> InCode:
     return InCode(DeepSeekV41())
 
 
-_BY_ARCHITECTURE: Mapping[str, Loader] = {
-    "GptOssForCausalLM": _gpt_oss,
-    "DeepseekV32ForCausalLM": _deepseek_v32,
-    "DeepseekV4ForCausalLM": _deepseek_v4,
-    "DeepseekV4ForConditionalGeneration": _deepseek_v4,
-    "DeepseekV41ForCausalLM": _deepseek_v41,
-    "MoonshotKimiaForCausalLM": _unknown,
-    "KimiK3ForConditionalGeneration": _kimi_k3,
-    "InklingForCausalLM": _unknown,
-    "InklingForConditionalGeneration": _unknown,
-}
-
-
 def _mistral(model: ModelFiles) -> InCode:
     """Loads a model whose conversations Mistral's library renders, by its vocabulary's version."""
     from extproc.renderers.mistral import Mistral
@@ -148,28 +145,57 @@ def _mistral(model: ModelFiles) -> InCode:
     return InCode(renderer, segment_texts(model.encoder, marks, model.max_known_bytes))
 
 
-def in_code(model: ModelFiles) -> InCode | None:
-    """Returns how a model's conversations are rendered in code; None if a chat template does it.
+def _kimi(model: ModelFiles) -> Prepare:
+    code = model.vocabulary.kimi
+    assert code is not None, "only the code of the checkpoint says how such a vocabulary is used"
+    return partial(as_kimis, code=code)
 
-    Raises:
-        OSError, ValueError: a file of the model cannot be used.
+
+class Family(NamedTuple):
+    """A family of models for whose conversations engines or checkpoints have code.
+
+    matches: returns whether a model belongs to it, by its config.json and the name of its
+    vocabulary's file. render: loads what renders its conversations; None if a chat template does.
+    prepare: loads what changes them before their template gets them; None if nothing does.
     """
-    name = _family_of(model.config)
-    if name is not None:
-        return _BY_ARCHITECTURE[name](model)
-    return _mistral(model) if model.vocabulary.version else None
+
+    matches: Callable[[Mapping[str, Any], str], bool]
+    render: Loader | None = None
+    prepare: Callable[[ModelFiles], Prepare] | None = None
 
 
-def needs_no_template(config: Mapping[str, Any], vocabulary: Path) -> bool:
-    """Returns whether a model's conversations are rendered in code. vocabulary: its file."""
-    return _family_of(config) is not None or vocabulary.name.startswith(_OF_MISTRAL)
+def _named(*architectures: str) -> Callable[[Mapping[str, Any], str], bool]:
+    def matches(config: Mapping[str, Any], _: str) -> bool:
+        names = config.get("architectures")
+        return isinstance(names, list) and any(one in architectures for one in names)
+
+    return matches
 
 
-# How the files begin whose conversations Mistral's library renders.
-_OF_MISTRAL = ("tekken.json", "tokenizer.model.v")
+def _in_files(*beginnings: str) -> Callable[[Mapping[str, Any], str], bool]:
+    return lambda _, vocabulary: vocabulary.startswith(beginnings)
 
 
-def _family_of(config: Mapping[str, Any]) -> str | None:
-    architectures = config.get("architectures")
-    names = architectures if isinstance(architectures, list) else ()
-    return next((one for one in names if isinstance(one, str) and one in _BY_ARCHITECTURE), None)
+# The first that matches counts.
+FAMILIES = (
+    Family(_named("GptOssForCausalLM"), render=_gpt_oss),
+    Family(_named("DeepseekV32ForCausalLM"), render=_deepseek_v32),
+    Family(
+        _named("DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration"), render=_deepseek_v4
+    ),
+    Family(_named("DeepseekV41ForCausalLM"), render=_deepseek_v41),
+    Family(_named("KimiK3ForConditionalGeneration"), render=_kimi_k3),
+    Family(
+        _named("MoonshotKimiaForCausalLM", "InklingForCausalLM", "InklingForConditionalGeneration"),
+        render=_unknown,
+    ),
+    Family(_in_files("tekken.json", "tokenizer.model.v"), render=_mistral),
+    Family(_in_files("tiktoken.model"), prepare=_kimi),
+)
+
+NO_FAMILY = Family(lambda *_: True)
+
+
+def family_of(config: Mapping[str, Any], vocabulary: str) -> Family:
+    """Returns a model's family, `NO_FAMILY` for most. vocabulary: the name of its file."""
+    return next((one for one in FAMILIES if one.matches(config, vocabulary)), NO_FAMILY)

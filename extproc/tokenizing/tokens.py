@@ -42,8 +42,7 @@ from extproc.tokenizing.encoder_choice import (
     choose,
     framed_ids,
 )
-from extproc.tokenizing.families import InCode, ModelFiles, in_code
-from extproc.tokenizing.kimi_chat import as_kimis
+from extproc.tokenizing.families import InCode, ModelFiles, Prepare, family_of
 from extproc.tokenizing.plain_turns import plain_turns
 from extproc.tokenizing.sglang_multimodal import is_multimodal
 from extproc.tokenizing.text_encoder import MAX_KNOWN_BYTES, Encoded, TextEncoder
@@ -278,7 +277,8 @@ class Tokenizer:
 
     plain_turns: of plain conversations; None if it takes more to know their ids. added_tokens: the
     texts of its added tokens, by their ids.
-    in_code: how its conversations are rendered if no template does that. frame_forms: those of
+    in_code: how its conversations are rendered if no template does that. prepare: what changes them
+    before a template, None if nothing does. frame_forms: those of
     texts to which the engine adds special tokens. config: of config.json. keywords: the engine's
     own arguments for templates.
     """
@@ -292,12 +292,12 @@ class Tokenizer:
         frame_forms: int = 0,
         config: Mapping[str, Any] = MappingProxyType({}),
         keywords: Mapping[str, Any] = MappingProxyType({}),
+        prepare: Prepare | None = None,
     ) -> None:
         self._config, self._keywords = config, keywords
         self._forms = vocabulary.forms
         self._frame_forms = frame_forms
-        self._kimi = vocabulary.kimi
-        self._in_code = in_code
+        self._in_code, self._prepare = in_code, prepare
         self._library = vocabulary.library
         self._texts = choice.texts
         self._frame = choice.frame
@@ -309,8 +309,8 @@ class Tokenizer:
         self._added_ids = frozenset(map(self._library.token_to_id, self._added))
         self._added_in_texts: dict[str, Tokens] = {}
         self._templates = templates
-        has_template = in_code is None and vocabulary.kimi is None
-        skeletons = templates.skeletons if has_template else None
+        is_template_alone = in_code is None and prepare is None
+        skeletons = templates.skeletons if is_template_alone else None
         self.plain_turns = plain_turns(choice.texts, skeletons, self._forms)
 
     @classmethod
@@ -332,7 +332,9 @@ class Tokenizer:
             vocabulary, choice, ways = _chosen(file, model.name, said)
             named = ways[0].named
             needed = _model_files(model, files.directory, config, vocabulary, choice, named)
-            code = in_code(needed)
+            family = family_of(config, file.name)
+            code = None if family.render is None else family.render(needed)
+            prepare = None if family.prepare is None else family.prepare(needed)
             # a template has no effect if the engine builds prompts in code
             templates = (
                 ChatTemplates({}) if code else load(files.directory, named, override, keywords)
@@ -344,7 +346,7 @@ class Tokenizer:
             id_of = vocabulary.library.token_to_id
             may_vary = may_be_framed_otherwise(settings, choice.frame, id_of)
             frame_forms = FRAME if may_vary else 0
-            return cls(choice, templates, vocabulary, code, frame_forms, config, keywords)
+            return cls(choice, templates, vocabulary, code, frame_forms, config, keywords, prepare)
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
             raise StartError(f"model {model.name}: {model.tokenizer}: {error}") from None
 
@@ -475,8 +477,8 @@ class Tokenizer:
         if isinstance(prompt, Text):
             return prompt.text, 0, ()
         forms = 0
-        if self._kimi is not None and not (prompt.dialect and prompt.dialect.is_rust):
-            prompt, forms = as_kimis(prompt, self._kimi)
+        if self._prepare is not None and not (prompt.dialect and prompt.dialect.is_rust):
+            prompt, forms = self._prepare(prompt)
         if prompt.has_media:
             text, decided, added = self._render_media(prompt)
             return text, forms | decided, added
@@ -488,7 +490,7 @@ class Tokenizer:
         if self._in_code is not None:
             return _rendered_in_code(self._with_defaults(chat), self._in_code.renderer, seconds)
         if chat.dialect is not None and chat.dialect.is_rust:
-            if self._kimi is not None:
+            if self._prepare is not None:
                 raise RequestError("unsupported_by_engine")
             text, forms = self._templates.of_rust.render(self._with_defaults(chat), Tick(seconds))
             return text, forms | CUT if rust_cut.may_be_cut_otherwise(self._layout, text) else forms
