@@ -310,7 +310,7 @@ async def _churn(one: System, rounds: int) -> None:
 MANY = pytest.param(100, marks=(pytest.mark.slow, pytest.mark.timeout(1200)))
 
 
-@pytest.mark.parametrize("rounds", [6, MANY])
+@pytest.mark.parametrize("rounds", [12, MANY])
 async def test_workers_that_come_and_go_leave_no_objects_behind(
     rounds: int, caplog: pytest.LogCaptureFixture
 ) -> None:
