@@ -232,7 +232,11 @@ class Subscriber:
         match signal:
             case Batch():
                 self.news.note_batch()
-                return self.feed.receive(self._stamped(signal))
+                batch = self._stamped(signal)
+                if not batch.fault and self.feed.state is not FeedState.REPLAYING:
+                    # what a connection brings at its begin may be old, as what is replayed
+                    self.lag_seconds = max(0.0, self._shared.clock() - batch.stamp)
+                return self.feed.receive(batch)
             case Connected():
                 self._is_connected = True
                 return self.feed.connect()
@@ -269,8 +273,6 @@ class Subscriber:
                 return Batch(batch.sequence, b"", fault=str(error))
         else:
             batch.stamp = body.timestamp
-        if self.feed.state is not FeedState.REPLAYING:  # a replayed batch has no meaningful lag
-            self.lag_seconds = max(0.0, self._shared.clock() - batch.stamp)
         return batch
 
     def _distrust(self) -> None:

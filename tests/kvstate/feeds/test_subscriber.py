@@ -252,6 +252,17 @@ async def test_lag_is_the_age_of_the_last_batch() -> None:
         assert followed.subscriber.lag_seconds == 2.5
 
 
+async def test_lag_is_not_of_batches_that_are_replayed_later() -> None:
+    transport = MemoryTransport({0: payload(0, block(1), life=1)}, replay_error="silent")
+    times = FeedTimes(retry_seconds=(0.02, 0.02))
+    async with following(transport, clock=lambda: 2000.0, times=times) as followed:
+        await connected(followed)
+        assert followed.feed.state is FeedState.DEGRADED
+        transport.replay_error = None
+        await until(lambda: followed.subscriber.counts["replayed_batch"] > 0)
+        assert followed.subscriber.lag_seconds == 0.0
+
+
 async def test_changes_of_state_and_block_size_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "kvsteer.feed")
     async with following(MemoryTransport(history=None)) as followed:
