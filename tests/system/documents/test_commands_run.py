@@ -145,7 +145,7 @@ class Reader:
             text = text.replace(there, here)
         if "--request-id ID" in text:
             text = text.replace("ID", await self._request_id(), 1)
-        text = re.sub(r"--seconds \d+", "--seconds 1", text)
+        text = re.sub(r"--seconds \d+", "--seconds 5", text)
         text = re.sub(r"\bcurl ", "curl --fail-with-body -s ", text)
         if text == "kvsteer health":
             config = yaml.safe_load(self.system.config_file.read_text())
