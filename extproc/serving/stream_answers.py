@@ -62,9 +62,10 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
 _Cause = int | None | Placement | tuple[tuple[str, ...], str | None]
 
 
-# Stands for a byte of a pick. A pick is in a header and in the metadata, so three parts are around
-# it.
-_MARK, _PICK_PARTS = "\x01", 3
+# What stands for a pick, as long as one. It begins otherwise than it goes on, so that no length in
+# front of it (those of 128 to 255 bytes end with 0x01) is taken for its beginning. A pick is in a
+# header and in the metadata, so three parts are around it.
+_MARK_BEGINS, _MARK, _PICK_PARTS = "\x02", "\x01", 3
 
 
 class Phrases:
@@ -108,7 +109,7 @@ class Phrases:
         written, name = destination.encode(), model or ""
         around = self._around.get((len(written), name))
         if around is None:
-            mark = _MARK * len(written)
+            mark = (_MARK_BEGINS + _MARK * (len(written) - 1)) if written else ""
             marked = _placed(Placement(mark, name), names_model=names_model, owned=owned)
             around = marked.split(mark.encode()) if mark else [marked]
             if len(around) != _PICK_PARTS:  # no pick, or the model's name has the mark as well

@@ -144,6 +144,14 @@ def test_body_picked_is_the_answer_that_is_built_for_each_pick(
         assert picked == say.encoded(say.with_metadata(made, placement))
 
 
+@pytest.mark.parametrize("length", [*range(5), 127, 128, 129, 130, 255, 256, 257, 16_385])
+def test_answer_is_right_for_a_pick_of_any_length(length: int) -> None:
+    placement = Placement("x" * length)
+    made = say.with_metadata(say.body_placed(say.pick_of(placement, names_model=True)), placement)
+    picked = Phrases().body_picked(("x" * length,), None, 1, names_model=True)
+    assert picked == say.encoded(made)
+
+
 def test_phrases_keep_a_bounded_number_of_answers() -> None:
     phrases = Phrases(most=2)
     picks = [Placement(f"10.0.0.{number}:1") for number in range(5)]
