@@ -31,7 +31,7 @@ from measure import NO_REFERENCE, CannotRunError, Figure, Goal, Row
 from rows import Run, arguments, run
 
 from extproc.config.schema import Config
-from extproc.envoy.envoy_config import render
+from extproc.envoy.envoy_config import FILTER, render
 from tests.ports import free_port
 from tests.system.system import running
 from tests.waiting import until
@@ -55,7 +55,6 @@ FEATURES: Mapping[str, Mapping[str, Any]] = {
     "none of them": {},
 }
 WITHOUT_ROUTER = "no router"
-_MAX_BODY_BYTES = 32 * 1024 * 1024
 
 SMALL = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}).encode()
 LARGE = Attack(LARGE_BYTES, b"{" + TEXT[0], *TEXT[1:], every=0.0).body()
@@ -216,7 +215,7 @@ def _collecting(config: Config) -> str:
         "name": "envoy.filters.http.buffer",
         "typed_config": {
             "@type": "type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer",
-            "max_request_bytes": _MAX_BODY_BYTES,
+            "max_request_bytes": config.extproc.max_body_bytes,
         },
     }
     written = yaml.safe_load(render(config))
@@ -225,7 +224,7 @@ def _collecting(config: Config) -> str:
             for manager in chain["filters"]:
                 filters = manager["typed_config"]["http_filters"]
                 manager["typed_config"]["http_filters"] = [
-                    collect if "ext_proc" in one["name"] else one for one in filters
+                    collect if one["name"] == FILTER else one for one in filters
                 ]
     return yaml.safe_dump(written)
 

@@ -393,7 +393,7 @@ class OutcomeCounts:
         if worker is not None:
             outcome = worker.outcomes.drift.complete(outcome)
             worker.outcomes.responses[status_label(outcome.status)] += 1
-            # the index is asked for them, at most once and only if a prediction was wrong
+            # the index is asked for them at most once, and only if one of these two needs them
             known = functools.cache(functools.partial(self._circumstances, outcome))
             self._noted(outcome, known)
             worker.outcomes.drift.count(outcome, known)

@@ -234,7 +234,7 @@ class Subscriber:
                 self.news.note_batch()
                 batch = self._stamped(signal)
                 if not batch.fault and self.feed.state is not FeedState.REPLAYING:
-                    # what a connection brings at its begin may be old, as what is replayed
+                    # a snapshot, too, brings what happened long before
                     self.lag_seconds = max(0.0, self._shared.clock() - batch.stamp)
                 return self.feed.receive(batch)
             case Connected():

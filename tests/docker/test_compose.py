@@ -2,7 +2,6 @@ import http.client
 import json
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -14,6 +13,7 @@ import pytest
 from testcontainers.compose import DockerCompose
 
 from tests.docker.test_compose_files import image_of, services
+from tests.waiting import blocked_until
 
 ROOT = Path(__file__).parents[2]
 CHAT = "/v1/chat/completions"
@@ -67,11 +67,11 @@ class Stack:
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Waits; what: the condition in words."""
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not condition():
-            if time.monotonic() > deadline:
-                pytest.fail(f"{what}: not within {WAIT_SECONDS} s\n{self.compose.get_logs()[0]}")
-            time.sleep(0.1)
+        try:
+            blocked_until(condition, what, seconds=WAIT_SECONDS, pause=0.1)
+        except AssertionError as error:
+            error.add_note(self.compose.get_logs()[0])
+            raise
 
     def _post(
         self, service: str, port: int, path: str, body: object

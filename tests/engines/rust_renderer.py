@@ -7,18 +7,17 @@ that, it is looked for beside the vLLM of KVSTEER_VLLM_PYTHON.
 import http.client
 import json
 import os
-import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tests.engines.vllm_engine import PYTHON
 from tests.ports import free_port
+from tests.waiting import blocked_until
 
 TINY_MODEL = Path("simulator/tiny_model")
 
@@ -126,12 +125,11 @@ def rendering(directory: Path, *options: str) -> Iterator[RustRenderer]:
 
 
 def _await(process: subprocess.Popen[bytes], port: int) -> None:
-    end = time.monotonic() + _START_SECONDS
-    while process.poll() is None and time.monotonic() < end:
-        try:
+    def is_listening() -> bool:
+        assert process.poll() is None, f"{program()} has ended"
+        with suppress(OSError):
             socket.create_connection(("127.0.0.1", port)).close()
-        except OSError:
-            time.sleep(0.02)
-        else:
-            return
-    raise RuntimeError(f"{shutil.which('vllm-rs') or program()} does not start")
+            return True
+        return False
+
+    blocked_until(is_listening, "vllm-rs listens", seconds=_START_SECONDS)

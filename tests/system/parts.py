@@ -3,17 +3,16 @@
 import signal
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
 from extproc.base import address
+from tests.waiting import blocked_until
 
 START_SECONDS = 60.0
 STOP_SECONDS = 15.0
-POLL_SECONDS = 0.02
 TAIL_BYTES = 4_000
 
 
@@ -53,11 +52,16 @@ class Part:
 
     def wait(self) -> None:
         """Returns once it can be reached."""
-        deadline = time.monotonic() + START_SECONDS
-        while not self.is_there():
+
+        def is_reached() -> bool:
             self.check()
-            assert time.monotonic() < deadline, f"{self.name} was not there: {self._tail()}"
-            time.sleep(POLL_SECONDS)
+            return self.is_there()
+
+        try:
+            blocked_until(is_reached, f"{self.name} is there", seconds=START_SECONDS)
+        except AssertionError as error:
+            error.add_note(self._tail())
+            raise
 
     def check(self) -> None:
         """Fails, with the end of its log, if it has ended."""

@@ -23,6 +23,14 @@ def test_nobody_holds_more_than_his_share_of_what_is_left(
         assert shares.used == sum(map(sum, held.values()))
 
 
+def test_two_that_take_turns_get_three_sevenths_each() -> None:
+    shares, held = Shares(700), {b"a": 0, b"b": 0}
+    for _ in range(700):
+        for whose in held:
+            held[whose] += shares.take(whose, 1)
+    assert held == {b"a": 300, b"b": 300}
+
+
 def test_share_is_as_large_again_once_it_was_given_back() -> None:
     shares = Shares(100)
     assert shares.take(b"a", 75)

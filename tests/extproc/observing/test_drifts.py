@@ -2,6 +2,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from extproc.observing.outcomes import (
     Circumstances,
     Drift,
@@ -93,7 +96,13 @@ def test_completed_fills_in_no_figure_for_workers_that_report_0() -> None:
     assert completed(drift, None) is None
 
 
-def test_circumstances_are_looked_up_at_most_once_and_only_for_wrong_predictions() -> None:
+TOKENS = st.sampled_from([0, 16, 48, 64])
+
+
+@given(TOKENS, TOKENS, st.booleans())
+def test_circumstances_are_looked_up_at_most_once_and_only_if_asked_for(
+    predicted: int, cached: int, is_asked: bool
+) -> None:
     looked: list[Outcome] = []
 
     def circumstances(of: Outcome) -> Circumstances:
@@ -101,9 +110,8 @@ def test_circumstances_are_looked_up_at_most_once_and_only_for_wrong_predictions
         return Circumstances(block_size=16)
 
     def noted(_: Outcome, known: Callable[[], Circumstances]) -> None:
-        assert known().block_size == 16
+        if is_asked:
+            known()
 
-    OutcomeCounts(records("w"), circumstances, noted).count(outcome(64, 0))
-    assert len(looked) == 1
-    OutcomeCounts(records("w"), circumstances).count(outcome(64, 64))
-    assert len(looked) == 1
+    OutcomeCounts(records("w"), circumstances, noted).count(outcome(predicted, cached))
+    assert len(looked) == (is_asked or predicted != cached)

@@ -7,7 +7,6 @@ tokens that all are the block's number, so that a prompt is a list of numbers.
 import asyncio
 import contextlib
 import itertools
-import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ import zmq
 import zmq.asyncio
 
 from kvstate.overlap import Prompt, Tokens
+from tests.waiting import blocked_until
 
 BLOCK_SIZE = 4
 MODEL = "m"
@@ -201,12 +201,12 @@ class Engine:
 
 def _bound(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, address: str) -> str:
     """Binds; libzmq closes in the background, so a port may still be in use for a moment."""
-    deadline = time.monotonic() + 5
-    while True:
-        try:
+
+    def is_bound() -> bool:
+        with contextlib.suppress(zmq.ZMQError):
             socket.bind(address)
-            return socket.get_string(zmq.LAST_ENDPOINT)
-        except zmq.ZMQError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.001)
+            return True
+        return False
+
+    blocked_until(is_bound, f"{address} is free", seconds=5, pause=0.001)
+    return socket.get_string(zmq.LAST_ENDPOINT)
