@@ -30,6 +30,25 @@ settings.load_profile(os.environ.get("KVSTEER_EXAMPLES", "steady"))
 
 _LEFT_OUT = left_out()
 
+_TESTS_A_COLLECTION = 200
+_NO_FULL_COLLECTION = 1_000_000  # of collections of the middle generation
+
+
+class Collector:
+    """Collects all garbage between tests instead of within one.
+
+    With what a long run keeps, a full collection takes longer than a template may take in a test.
+    """
+
+    def __init__(self) -> None:
+        self._tests = 0
+
+    def pytest_runtest_logfinish(self) -> None:
+        """Counts a test that is over, and collects after many."""
+        self._tests += 1
+        if self._tests % _TESTS_A_COLLECTION == 0:
+            gc.collect()
+
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leaves out what CI has run under coverage."""
@@ -41,6 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if complaint := stale_cores():
         raise pytest.UsageError(complaint)
     config.pluginmanager.register(Printer())
+    config.pluginmanager.register(Collector())
     gc.disable()
 
 
@@ -51,4 +71,6 @@ def pytest_collection_finish() -> None:
 
         choose_once()
     gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, _NO_FULL_COLLECTION)
     gc.enable()
