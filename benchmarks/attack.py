@@ -5,11 +5,11 @@
 A real Envoy with what `kvsteer envoy` prints, a router, and a worker. The other tenant sends 20
 small requests a second and two of 200 KB; the attacker sends one kind of body after the other, then
 all in turn. All is measured in one run for each feature: before, during and after; times have the
-mean of before and after as their reference. The last feature is none: Envoy collects the bodies
-itself and asks no router, which shows how much of the times is its own. Envoy fails open, so that a
-request of the other tenant that the router answers too late counts twice: as late, and with
-isolation as unsalted. Counts depend little on how fast the machine is; the goals of times are for
-two quiet cores.
+mean of before and after as their reference. The last two show how much of the times is Envoy's own:
+with "empty server" it asks a gRPC server that looks into no message, instead of the router; with
+"no router" it collects the bodies and asks nobody. Envoy fails open, so that a request of the other
+tenant that the router answers too late counts twice: as late, and with isolation as unsalted.
+Counts depend little on how fast the machine is; the goals of times are for two quiet cores.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ FEATURES: Mapping[str, Mapping[str, Any]] = {
     "pulls": {"disaggregation": {"connector": "offloading", "min_pulled_tokens": 64}},
     "none of them": {},
 }
-WITHOUT_ROUTER = "no router"
+EMPTY, WITHOUT_ROUTER = "empty server", "no router"
 
 SMALL = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}).encode()
 LARGE = Attack(LARGE_BYTES, b"{" + TEXT[0], *TEXT[1:], every=0.0).body()
@@ -172,7 +172,7 @@ class Siege:
         rows: list[Row] = []
         for name, noticed in {"before": before, **during, "after": after}.items():
             rows += self._rows(name, noticed, (before, after))
-        if self.feature == WITHOUT_ROUTER:
+        if self.feature in (EMPTY, WITHOUT_ROUTER):
             return [dataclasses.replace(row, goal=None) for row in rows]
         peak = Figure([_resident_mib(self.pid)])
         goal = Goal(MAX_RESIDENT_MIB, f"<= {MAX_RESIDENT_MIB} MiB", of_ratio=False)
@@ -231,9 +231,15 @@ def _collecting(config: Config) -> str:
 
 @contextlib.asynccontextmanager
 async def _besieged(feature: str) -> AsyncIterator[Siege]:
-    address = f"127.0.0.1:{free_port()}"
-    with tempfile.TemporaryDirectory() as folder, running_side("worker", address):
+    address, empty = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_side("worker", address),
+        running_side("empty", empty) if feature == EMPTY else contextlib.nullcontext(),
+    ):
         sections = _sections(feature, Path(folder))
+        if feature == EMPTY:
+            sections["envoy"]["router"] = empty
         connector = aiohttp.TCPConnector(limit=0)
         async with (
             running(
@@ -259,12 +265,14 @@ async def _measured(feature: str, seconds: float) -> list[Row]:
 def main(one: Run) -> None:
     """Measures all rows."""
     seconds = one.amount(1.5, 6.0, 12.0)
-    for feature in one.options.only or [*FEATURES, WITHOUT_ROUTER]:
+    for feature in one.options.only or [*FEATURES, EMPTY, WITHOUT_ROUTER]:
         one.add(asyncio.run(_measured(feature, seconds)))
 
 
 if __name__ == "__main__":
     parser = arguments(__doc__, "half the time for each attack")
-    parser.add_argument("--only", nargs="+", choices=[*FEATURES, WITHOUT_ROUTER], metavar="FEATURE")
+    parser.add_argument(
+        "--only", nargs="+", choices=[*FEATURES, EMPTY, WITHOUT_ROUTER], metavar="FEATURE"
+    )
     with run(parser, "Requests of the other tenant; p99 of all that it sent.") as made:
         main(made)

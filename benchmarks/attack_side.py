@@ -1,10 +1,11 @@
-"""The other side of an attack, each part in a process of its own: a worker, and the attacker.
+"""The other sides of an attack, each in a process of its own: worker, empty server, attacker.
 
     python benchmarks/attack_side.py worker HOST:PORT
+    python benchmarks/attack_side.py empty HOST:PORT
     python benchmarks/attack_side.py attack HOST:PORT NAME ...
 
 They share no interpreter with who measures, so that none of them delays the others' requests there.
-Both print a line once they have begun.
+Each prints a line once it has begun.
 """
 
 import asyncio
@@ -16,10 +17,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NamedTuple
 
+import grpc
+
 MIB = 1024 * 1024
+SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 PATH, UNSALTED_PATH = "/v1/chat/completions", "/unsalted"
 GOOD, ATTACKER = "good", "mallory"
 ADDRESS = "127.0.0.2"  # of the attacker: where there are no tenants, addresses tell who is who
@@ -117,6 +121,30 @@ class Worker:
         return b"{}"
 
 
+async def _empty_answers(messages: AsyncIterator[bytes], _: object) -> AsyncIterator[bytes]:
+    """Answers each message of Envoy, looks into none of them, and changes nothing.
+
+    A message begins with its one of `ProcessingRequest`, `request_headers` (2) to
+    `response_trailers` (7); the answer to it has the number before that in `ProcessingResponse`
+    (envoy.service.ext_proc.v3).
+    """
+    async for message in messages:
+        yield bytes((message[0] - 8, 0))
+
+
+async def serve_empty(address: str) -> None:
+    """Serves ext_proc without a router, until it is killed."""
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
+    process = grpc.stream_stream_rpc_method_handler(_empty_answers)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(SERVICE, {"Process": process}),)
+    )
+    server.add_insecure_port(address)
+    await server.start()
+    print("serving", flush=True)
+    await server.wait_for_termination()
+
+
 def attack(envoy: str, attacks: Sequence[Attack]) -> None:
     """Sends bodies through Envoy, one kind after the other, until it is killed."""
     bodies = [(one.body(), one.every) for one in attacks]
@@ -144,5 +172,7 @@ if __name__ == "__main__":
     if part == "worker":
         listen_host, _, listen_port = at.rpartition(":")
         asyncio.run(Worker().run(listen_host, int(listen_port)))
+    elif part == "empty":
+        asyncio.run(serve_empty(at))
     else:
         attack(at, [ATTACKS[name] for name in names])
