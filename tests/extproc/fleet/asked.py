@@ -7,7 +7,7 @@ from aiohttp import web
 
 from extproc.config.reader import parse
 from extproc.config.schema import WorkerSettings as Configured
-from extproc.fleet.asking import Pace
+from extproc.fleet.ask_interval import AskInterval
 from extproc.fleet.discovery.view import listed, merged
 from extproc.fleet.polling import Client
 from extproc.fleet.record import Table, Worker
@@ -69,9 +69,9 @@ def workers_of(endpoint: str, policy: str) -> Workers:
     )
 
 
-def pace(interval_seconds: float = 5.0) -> Pace:
-    """A pace without jitter."""
-    return Pace(interval_seconds, lambda: 0.5, lambda: 0.0)
+def interval(interval_seconds: float = 5.0) -> AskInterval:
+    """An interval without jitter."""
+    return AskInterval(interval_seconds, lambda: 0.5, lambda: 0.0)
 
 
 def against(table: Table, judge: Judge) -> Mapping[str, str]:

@@ -207,7 +207,7 @@ class System:
         assert upstream is not None
         for _ in range(FAILURES_UNTIL_EJECTED):
             upstreams.note_answer(worker.endpoint, 503, now)
-            for one in self.workers.questions.paced:
+            for one in self.workers.questions.regular:
                 await one.ask(self.workers.questions.polling.client, worker)
         upstreams.eject(upstream, Judge.DOUBTS, "is dead")
         upstreams.eject(upstream, Judge.SLEEP, "sleeps")

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.fleet.asking import Doubts, HealthProbe, Pace
+from extproc.fleet.ask_interval import AskInterval
+from extproc.fleet.doubts import Doubts
+from extproc.fleet.health_probe import HealthProbe
 from extproc.fleet.polling import LOOK_SECONDS, Client, Polling
 from extproc.fleet.record import Table
 from extproc.routing.upstreams import ASKED_AGAIN_SECONDS, RETRY_SECONDS, Judge, Upstream
@@ -91,13 +93,13 @@ def test_healthy_ejected_worker_returns_within_two_intervals(
         time, random = asyncio.get_running_loop().time, Random(hung)
         table, workers = fleet(hung)
         polling = Polling()
-        probe = HealthProbe(table, Pace(interval_seconds, random.random, time), time)
+        probe = HealthProbe(table, AskInterval(interval_seconds, random.random, time), time)
         for worker in table:
 
             async def ask(one: Any = worker) -> float:
                 return await probe.ask(workers, one)
 
-            first = probe.pace.first_seconds()
+            first = probe.interval.first_seconds()
             worker.polls["health"] = polling.poll(probe.question, worker.name, ask, first)
         await until(workers.has_asked_all, "the hung ones hang in every place")
         (ejected,) = list(table.upstreams)[-1:]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from extproc.fleet.asking import FAILURES_UNTIL_UNHEALTHY, Doubts, HealthProbe
+from extproc.fleet.doubts import Doubts
+from extproc.fleet.health_probe import FAILURES_UNTIL_UNHEALTHY, HealthProbe
 from extproc.fleet.polling import Client, Polling
 from extproc.fleet.record import Table
 from extproc.routing.claim_table import ClaimTable
@@ -19,8 +20,8 @@ from kvstate.overlap import Prompt
 from tests.extproc.fleet.asked import (
     Engine,
     against,
+    interval,
     only,
-    pace,
     running,
     table_of,
     workers_of,
@@ -33,7 +34,7 @@ UNHEALTHY = "fails its health probe"
 
 
 def probe(table: Table) -> HealthProbe:
-    return HealthProbe(table, pace(), time.monotonic)
+    return HealthProbe(table, interval(), time.monotonic)
 
 
 @pytest.mark.parametrize("status", [503, 404, 302])

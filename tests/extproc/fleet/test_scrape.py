@@ -3,7 +3,8 @@ from array import array
 
 import pytest
 
-from extproc.fleet.asking import FAILURES_UNTIL_UNFIT, LoadReports, Pace
+from extproc.fleet.ask_interval import AskInterval
+from extproc.fleet.load_reports import FAILURES_UNTIL_UNFIT, LoadReports
 from extproc.fleet.polling import Client, Polling
 from extproc.fleet.record import Table
 from extproc.routing.claim_table import ClaimTable
@@ -15,8 +16,8 @@ from tests.extproc.fleet.asked import (
     METRICS,
     Engine,
     against,
+    interval,
     only,
-    pace,
     running,
     table_of,
     workers_of,
@@ -27,10 +28,10 @@ UNFIT = "does not answer on its endpoint"
 
 
 def reports(
-    table: Table, feeds: list[tuple[EngineLoad, float]] | None = None, at: Pace | None = None
+    table: Table, feeds: list[tuple[EngineLoad, float]] | None = None, at: AskInterval | None = None
 ) -> LoadReports:
     loads = Loads(table.upstreams.loads)
-    return LoadReports(table, loads, lambda _: feeds or [], at or pace(), time.monotonic)
+    return LoadReports(table, loads, lambda _: feeds or [], at or interval(), time.monotonic)
 
 
 def others(table: Table) -> float:
@@ -63,7 +64,7 @@ async def test_scrape_failure_ejects_a_worker_until_it_answers(
     table, sent = table_of(engine.endpoint), ClaimTable(1)
     marks = sent.marks(Prompt("m", array("I", range(100))))
     sent.record(only(table).holdings, marks, time.monotonic())
-    hasty = reports(table, at=pace(1e-6))
+    hasty = reports(table, at=interval(1e-6))
     for number in range(FAILURES_UNTIL_UNFIT):
         assert not against(table, Judge.SCRAPES), number
         await hasty.ask(http, only(table))
@@ -80,7 +81,7 @@ async def test_scrape_does_not_log_a_death_that_the_probe_logged(
     table = table_of(engine.endpoint)
     (upstream,) = table.upstreams
     table.upstreams.eject(upstream, Judge.PROBE, "fails its health probe")
-    hasty = reports(table, at=pace(1e-6))
+    hasty = reports(table, at=interval(1e-6))
     for _ in range(FAILURES_UNTIL_UNFIT):
         await hasty.ask(http, only(table))
     assert against(table, Judge.SCRAPES)

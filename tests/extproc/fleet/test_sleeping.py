@@ -2,7 +2,7 @@
 
 import asyncio
 
-from extproc.fleet.asking import Doubts
+from extproc.fleet.doubts import Doubts
 from extproc.fleet.polling import Client, Polling
 from extproc.fleet.record import Table, Worker
 from extproc.fleet.sleeping import AGAIN_SECONDS, Sleeping
