@@ -9,7 +9,9 @@ import aiohttp
 from extproc.fleet.hearing import heard
 from extproc.fleet.polling import Client, Look, Polling
 from extproc.fleet.record import Table, Worker
-from extproc.routing.upstreams import Judge, Pulse, Upstream
+from extproc.routing.evidence import Judge
+from extproc.routing.probe_schedule import SignsOfLife
+from extproc.routing.upstreams import Upstream
 
 log = logging.getLogger("kvsteer.workers")
 
@@ -57,22 +59,24 @@ class Doubts:
         now, polling = self._monotonic(), self._polling
         for worker in self._table:
             upstream = worker.upstream
-            if upstream is not None and upstream.vital.is_due(self._pulse(worker, upstream), now):
+            if upstream is None:
+                continue
+            if upstream.probes.is_due(self._signs(worker, upstream, now), now):
                 polling.run(self._ask(polling.client, worker, upstream))
 
-    def _pulse(self, worker: Worker, upstream: Upstream) -> Pulse:
+    def _signs(self, worker: Worker, upstream: Upstream, now: float) -> SignsOfLife:
         is_cut, batches = self._sign_of_life(worker.name)
         in_flight = len(upstream.load.bookings)
-        is_suspect = self._table.upstreams.is_suspect(upstream.endpoint)
-        is_doubted = is_suspect or bool(worker.asleep)
-        return Pulse(is_cut, batches, in_flight, is_doubted)
+        is_dead = upstream.is_ejected_by(Judge.DOUBTS, now)
+        is_doubted = is_dead or upstream.is_suspect or bool(worker.asleep)
+        return SignsOfLife(is_cut, batches, in_flight, is_doubted)
 
     async def _ask(self, client: Client, worker: Worker, upstream: Upstream) -> None:
         batches = self._sign_of_life(worker.name)[1]
         try:
             fault = await _fault(client, upstream.endpoint)
         finally:
-            upstream.vital.end(self._monotonic())
+            upstream.probes.end(self._monotonic())
         if worker.upstream is not upstream:
             return  # it has gone, or moved
         now = self._monotonic()
@@ -81,19 +85,20 @@ class Doubts:
             return
         upstreams = self._table.upstreams
         upstreams.doubt(upstream.endpoint, is_doubted=False)
-        if upstream.vital.note_life(now):
-            upstreams.restore(upstream, Judge.DOUBTS)
+        upstream.probes.note_life(now)
+        if upstreams.restore(upstream, Judge.DOUBTS):
             log.info("worker %s is healthy again", worker.name)
         if self._look_closer is not None:
             await self._look_closer(client, worker)
 
     def _note_failure(self, worker: Worker, upstream: Upstream, fault: str, now: float) -> None:
-        if not upstream.vital.note_failure(now, is_certain=fault in (REFUSED, SILENT)):
+        reason, is_certain = f"{DEAD}: {fault}", fault in (REFUSED, SILENT)
+        upstreams = self._table.upstreams
+        if not upstreams.note_failure(upstream, Judge.DOUBTS, reason, now, is_certain=is_certain):
             return
-        self._table.upstreams.eject(upstream, Judge.DOUBTS, f"{DEAD}: {fault}")
         if fault == REFUSED:
             worker.holdings.lose(now)
-        log.warning("worker %s %s: %s; ejected while others answer", worker.name, DEAD, fault)
+        log.warning("worker %s %s; ejected while others answer", worker.name, reason)
 
 
 async def _fault(client: Client, endpoint: str) -> str:

@@ -9,15 +9,13 @@ import aiohttp
 from extproc.fleet.ask_interval import AskInterval
 from extproc.fleet.polling import Client
 from extproc.fleet.record import Table, Worker
-from extproc.routing.upstreams import Judge, Upstream
+from extproc.routing.evidence import Judge
+from extproc.routing.upstreams import Upstream
 
 log = logging.getLogger("kvsteer.workers")
 
 # The router itself has no socket left: that says nothing about the worker.
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-
-# Failed probes in a row that eject a worker; one success brings it back.
-FAILURES_UNTIL_UNHEALTHY = 2
 
 _UNHEALTHY = "fails its health probe"
 
@@ -58,12 +56,13 @@ class HealthProbe:
         return "" if is_well else f"HTTP status {status}"
 
     def _take(self, worker: Worker, upstream: Upstream, fault: str) -> None:
-        is_told = Judge.SCRAPES in upstream.against  # then the scrapes log it
+        now = self._monotonic()
+        is_told = upstream.is_ejected_by(Judge.SCRAPES, now)  # then the scrapes log it
         if not fault:
             if self._upstreams.restore(upstream, Judge.PROBE) and not is_told:
                 log.info("worker %s is healthy again", worker.name)
             return
-        if self._upstreams.fail(upstream, Judge.PROBE, FAILURES_UNTIL_UNHEALTHY, _UNHEALTHY):
-            worker.holdings.lose(self._monotonic())
+        if self._upstreams.note_failure(upstream, Judge.PROBE, _UNHEALTHY, now):
+            worker.holdings.lose(now)
             if not is_told:
                 log.warning("worker %s %s: %s", worker.name, _UNHEALTHY, fault)

@@ -9,14 +9,12 @@ from extproc.fleet.ask_interval import AskInterval
 from extproc.fleet.engine_metrics import MAX_METRICS_BYTES, report_of_feeds, report_of_metrics
 from extproc.fleet.polling import Client, Look
 from extproc.fleet.record import Table, Worker
+from extproc.routing.evidence import Judge
 from extproc.routing.load import REPORT_SECONDS, Loads
-from extproc.routing.upstreams import Judge, Upstream
+from extproc.routing.upstreams import Upstream
 from kvstate.events import EngineLoad
 
 log = logging.getLogger("kvsteer.workers")
-
-# Failed connections in a row that eject a worker.
-FAILURES_UNTIL_UNFIT = 3
 
 _UNFIT = "does not answer on its endpoint"
 
@@ -67,7 +65,7 @@ class LoadReports:
         """
         asked_at, upstream = self._monotonic(), worker.upstream
         if upstream is not None and (
-            Judge.SCRAPES in upstream.against or not self._has_feed_load(worker)
+            upstream.is_ejected_by(Judge.SCRAPES, asked_at) or not self._has_feed_load(worker)
         ):
             await self._scrape(client, worker, upstream, asked_at)
         return self.interval.next_seconds(asked_at)
@@ -89,7 +87,7 @@ class LoadReports:
             self._note_failure(worker, upstream, error)
             return
         was_unfit = self._table.upstreams.restore(upstream, Judge.SCRAPES)
-        if was_unfit and Judge.PROBE not in upstream.against:  # else its health probe logs it
+        if was_unfit and not self._is_told(upstream):
             log.info("worker %s answers again", worker.name)
         if status != _OK or worker.upstream is not upstream:
             return
@@ -101,8 +99,12 @@ class LoadReports:
             self._loads.report(upstream.endpoint, report, self._monotonic())
 
     def _note_failure(self, worker: Worker, upstream: Upstream, error: Exception) -> None:
-        upstreams = self._table.upstreams
-        if upstreams.fail(upstream, Judge.SCRAPES, FAILURES_UNTIL_UNFIT, _UNFIT):
-            worker.holdings.lose(self._monotonic())
-            if Judge.PROBE not in upstream.against:
+        now = self._monotonic()
+        if self._table.upstreams.note_failure(upstream, Judge.SCRAPES, _UNFIT, now):
+            worker.holdings.lose(now)
+            if not self._is_told(upstream):
                 log.warning("worker %s %s: %s", worker.name, _UNFIT, type(error).__name__)
+
+    def _is_told(self, upstream: Upstream) -> bool:
+        """Returns whether its health probe ejects it as well: then that logs what happens."""
+        return upstream.is_ejected_by(Judge.PROBE, self._monotonic())

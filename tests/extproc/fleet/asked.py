@@ -12,7 +12,7 @@ from extproc.fleet.discovery.view import listed, merged
 from extproc.fleet.polling import Client
 from extproc.fleet.record import Table, Worker
 from extproc.fleet.workers import Workers
-from extproc.routing.upstreams import Judge
+from extproc.routing.evidence import Judge
 from kvstate.fleet import FollowedWorkers
 
 DEADLINE_SECONDS = 20
@@ -76,7 +76,8 @@ def interval(interval_seconds: float = 5.0) -> AskInterval:
 
 def against(table: Table, judge: Judge) -> Mapping[str, str]:
     """The endpoints that a judge ejects, and why."""
-    return {one.endpoint: one.against[judge] for one in table.upstreams if judge in one.against}
+    found = {one.endpoint: one.evidence.get(judge) for one in table.upstreams}
+    return {endpoint: one.reason for endpoint, one in found.items() if one and one.reason}
 
 
 def only(table: Table) -> Worker:
