@@ -3,7 +3,7 @@ import math
 import pytest
 
 from extproc.routing.evidence import RULES, Judge
-from extproc.routing.upstreams import FAILING, Upstreams
+from extproc.routing.upstreams import FAILING, Upstreams, is_uncomputed
 
 WORKER = "a:1"
 RULE = RULES[Judge.ANSWERS]
@@ -173,3 +173,27 @@ def test_endpoint_is_suspect_while_its_last_answer_is_a_failure() -> None:
     assert (record.is_suspect, one.has_suspects) == (True, True)
     one.note_answer(WORKER, 200, 0.0)
     assert (record.is_suspect, one.has_suspects) == (False, False)
+
+
+def test_doubt_makes_an_endpoint_suspect_but_does_not_eject_it() -> None:
+    one = upstreams()
+    (record,) = one
+    for is_doubted in (True, False):
+        one.doubt(WORKER, is_doubted=is_doubted)
+        assert (record.is_suspect, one.has_bad) == (is_doubted, is_doubted)
+        assert (list(one.doubts()), one.ejections(0.0)) == ([WORKER] * is_doubted, {})
+
+
+def test_shared_failure_is_counted_at_an_endpoint_with_a_worker() -> None:
+    one = upstreams()
+    (record,) = one
+    for endpoint in (WORKER, "b:1"):
+        one.note_failed_half(endpoint)
+    assert (record.failed_halves, one.get("b:1")) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [(200, False), (400, False), (404, True), (429, True), (500, True)]
+)
+def test_status_tells_whether_the_prompt_was_computed(status: int, *, expected: bool) -> None:
+    assert is_uncomputed(status) is expected
