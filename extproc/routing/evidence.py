@@ -50,13 +50,13 @@ RULES: Mapping[Judge, Rule] = {
 class Evidence:
     """What one judge has against an endpoint. Times are seconds of one monotonic clock.
 
-    failures: in a row. last_at: when it last failed, or was ejected. seconds: how long the last
-    ejection takes; 0 if there was none. until: when that ends. reason: why it was ejected.
+    rule: the judge's. failures: in a row. forgotten_at: until then they count. seconds: how long
+    the last ejection takes; 0 if there was none. until: when that ends. reason: why it was ejected.
     """
 
-    judge: Judge
+    rule: Rule
     failures: int = 0
-    last_at: float = -math.inf
+    forgotten_at: float = math.inf
     seconds: float = 0.0
     until: float = -math.inf
     reason: str = ""
@@ -64,20 +64,11 @@ class Evidence:
     def note_failure(self, now: float) -> bool:
         """Counts a failure; returns whether there are enough of them to eject the endpoint."""
         self.failures += 1
-        self.last_at = now
-        return self.failures >= RULES[self.judge].failures
+        self.forgotten_at = now + self.rule.forget_seconds
+        return self.failures >= self.rule.failures
 
     def eject(self, reason: str, now: float) -> float:
         """Ejects the endpoint by the judge's rule; returns for how many seconds."""
-        rule = RULES[self.judge]
-        self.seconds = min(rule.max_seconds, 2.0 * self.seconds or rule.seconds)
-        self.last_at, self.until, self.reason = now, now + self.seconds, reason
+        self.seconds = min(self.rule.max_seconds, 2.0 * self.seconds or self.rule.seconds)
+        self.until, self.reason = now + self.seconds, reason
         return self.seconds
-
-    def is_ejecting(self, now: float) -> bool:
-        """Returns whether the endpoint is ejected now."""
-        return now < self.until
-
-    def is_over(self, now: float) -> bool:
-        """Returns whether the last failure was too long ago to count."""
-        return now - self.last_at > RULES[self.judge].forget_seconds

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from extproc.routing.evidence import Evidence, Judge
+from extproc.routing.evidence import RULES, Evidence, Judge
 from extproc.routing.load import EndpointLoad
 from extproc.routing.probe_schedule import ProbeSchedule
 
@@ -39,10 +39,10 @@ def is_uncomputed(status: int) -> bool:
 class Upstream:
     """The record of one endpoint (ip:port).
 
-    probes: when it is due for a health probe. evidence: what each judge has against it; no entry if
-    that is nothing. is_doubted: whether its health is in doubt, for example because others answer
-    in its place. failed_halves: failed requests that it shared with another worker, whichever of
-    them was at fault.
+    probes: when it is due for a health probe. evidence: what each judge has against it, in the
+    order of judges; no entry if that is nothing. is_doubted: whether its health is in doubt, for
+    example because others answer in its place. failed_halves: failed requests that it shared with
+    another worker, whichever of them was at fault.
     """
 
     endpoint: str
@@ -66,12 +66,14 @@ class Upstream:
     def is_ejected_by(self, judge: Judge, now: float) -> bool:
         """Returns whether this judge ejects it now."""
         found = self.evidence.get(judge)
-        return found is not None and found.is_ejecting(now)
+        return found is not None and now < found.until
 
     def reason(self, now: float) -> str:
         """Returns why it is ejected now, "" if it is not."""
-        ejecting = [judge for judge, one in self.evidence.items() if one.is_ejecting(now)]
-        return self.evidence[min(ejecting)].reason if ejecting else ""
+        for one in self.evidence.values():
+            if now < one.until:
+                return one.reason
+        return ""
 
 
 class Upstreams:
@@ -160,12 +162,11 @@ class Upstreams:
         """
         if not self._has(record):
             return 0.0
-        found = record.evidence.setdefault(judge, Evidence(judge))
+        found = self._evidence(record, judge)
         is_enough = found.note_failure(now) or is_certain
-        if is_enough and not found.is_ejecting(now):
-            return self.eject(record, judge, reason, now)
-        self._sort(record)
-        return 0.0
+        if not is_enough or now < found.until:
+            return 0.0
+        return self.eject(record, judge, reason, now)
 
     def eject(self, record: Upstream, judge: Judge, reason: str, now: float) -> float:
         """Ejects an endpoint by the judge's rule: it is picked only if no other is left.
@@ -174,7 +175,7 @@ class Upstreams:
         """
         if not self._has(record):
             return 0.0
-        seconds = record.evidence.setdefault(judge, Evidence(judge)).eject(reason, now)
+        seconds = self._evidence(record, judge).eject(reason, now)
         self._sort(record)
         return seconds
 
@@ -189,10 +190,14 @@ class Upstreams:
         """Returns the endpoints that are ejected now, and why."""
         if not (self._suspects or self._down):
             return _NONE
-        for record in list(self._suspects):
-            found = record.evidence.get(Judge.ANSWERS)
-            if found is not None and found.is_over(now):
-                self.restore(record, Judge.ANSWERS)
+        over = [
+            (record, judge)
+            for record in self._suspects
+            for judge, one in record.evidence.items()
+            if now > one.forgotten_at
+        ]
+        for record, judge in over:
+            self.restore(record, judge)
         known = (*self._suspects, *self._down)
         return {one.endpoint: reason for one in known if (reason := one.reason(now))}
 
@@ -208,6 +213,15 @@ class Upstreams:
     def _has(self, record: Upstream) -> bool:
         """Returns whether a record still counts: its worker may have gone, or moved."""
         return self._by_endpoint.get(record.endpoint) is record
+
+    def _evidence(self, record: Upstream, judge: Judge) -> Evidence:
+        """Returns what a judge has against an endpoint; an entry without a failure if nothing."""
+        found = record.evidence.get(judge)
+        if found is None:
+            found = Evidence(RULES[judge])
+            record.evidence = dict(sorted([*record.evidence.items(), (judge, found)]))
+            self._sort(record)
+        return found
 
     def _sort(self, record: Upstream) -> None:
         """Keeps a record among those that may be ejected while it belongs there."""
