@@ -148,7 +148,7 @@ class Identifying:
     def _look(self) -> None:
         """Asks the workers again that are no longer ejected."""
         for worker in self._table:
-            is_down = worker.upstream is not None and bool(worker.upstream.against)
+            is_down = worker.upstream is not None and worker.upstream.is_down
             if worker.questioned_engine.was_down and not is_down:
                 self.ask_now(worker)
             worker.questioned_engine.was_down = is_down

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from extproc.fleet.asking import LOOK_SECONDS
+from extproc.fleet.computed import LOOK_SECONDS
 from extproc.fleet.polling import Look
 from extproc.routing.transfers import MAX_MEASURED_SECONDS
 from kvstate.overlap import Overlap, Prompt

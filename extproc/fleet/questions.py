@@ -1,13 +1,17 @@
-"""What every worker is asked, and at which pace."""
+"""What every worker is asked, and how often."""
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from extproc.config.schema import Config
-from extproc.fleet.asking import Computed, Doubts, HealthProbe, LoadReports, Pace
+from extproc.fleet.ask_interval import AskInterval
 from extproc.fleet.candidates import Candidates
+from extproc.fleet.computed import Computed
+from extproc.fleet.doubts import Doubts
+from extproc.fleet.health_probe import HealthProbe
 from extproc.fleet.identifying import Identifying
 from extproc.fleet.learning import Learning
+from extproc.fleet.load_reports import LoadReports
 from extproc.fleet.polling import Client, Polling, Question
 from extproc.fleet.pull_arrivals import PullArrivals
 from extproc.fleet.rank_pins import RankPins
@@ -19,10 +23,10 @@ from kvstate.feeds.feed import FeedState
 from kvstate.fleet import FollowedWorkers
 
 
-class _PacedQuestion(Protocol):
-    """A question that every worker is asked at a pace."""
+class _RegularQuestion(Protocol):
+    """A question that every worker is asked once an interval."""
 
-    pace: Pace
+    interval: AskInterval
     question: Question
 
     async def ask(self, client: Client, worker: Worker) -> float:
@@ -33,9 +37,9 @@ class Questions:
     """Asks workers for their load, their health, what they serve and how they tokenize.
 
     verifying, learning, identifying: three of the questions. chance: returns 0 to 1, for jitter.
-    monotonic: seconds; the clock of the loads. make_client: makes the HTTP client. paced: the
-    questions that every worker is asked at a pace. polling: carries out all questions, also those
-    of the feeds. pulls: looks when workers have what they pull from others.
+    monotonic: seconds; the clock of the loads. make_client: makes the HTTP client. regular: the
+    questions that every worker is asked once an interval. polling: carries out all questions, also
+    those of the feeds. pulls: looks when workers have what they pull from others.
     """
 
     def __init__(
@@ -64,11 +68,11 @@ class Questions:
             table,
             loads,
             self._feed_loads,
-            Pace(policy.scrape_interval_ms / 1000, chance, monotonic),
+            AskInterval(policy.scrape_interval_ms / 1000, chance, monotonic),
             monotonic,
             sleeping.note,
         )
-        self.paced: list[_PacedQuestion] = [reports] if policy.scrape_interval_ms else []
+        self.regular: list[_RegularQuestion] = [reports] if policy.scrape_interval_ms else []
         computed = Computed(
             table, loads, fleet.overlaps, fleet.batches, candidates.block_size, monotonic
         )
@@ -78,8 +82,8 @@ class Questions:
             doubts = Doubts(table, self.polling, self._sign_of_life, monotonic, sleeping.ask)
             self._looks.append(doubts.look)
         elif policy.probe_interval_ms:
-            pace = Pace(policy.probe_interval_ms / 1000, chance, monotonic)
-            self.paced.append(HealthProbe(table, pace, monotonic))
+            interval = AskInterval(policy.probe_interval_ms / 1000, chance, monotonic)
+            self.regular.append(HealthProbe(table, interval, monotonic))
         self._looks += [identifying.look, pins.look]
         if policy.learn:
             self._looks.append(computed.look)
@@ -100,8 +104,8 @@ class Questions:
 
     def ask(self, worker: Worker) -> None:
         """Starts a worker's regular questions, and stops those that it no longer needs."""
-        for one in self.paced:
-            self._poll(worker, one.question, one.ask, one.pace.first_seconds())
+        for one in self.regular:
+            self._poll(worker, one.question, one.ask, one.interval.first_seconds())
         verifying, learning, identifying = self._verifying, self._learning, self._identifying
         identifying.expect(worker)
         self._poll(worker, identifying.question, identifying.ask)

@@ -212,7 +212,7 @@ class Worker:
     @property
     def must_tell(self) -> bool:
         """Whether its feed has to tell of what it computes: it answers, and caches prefixes."""
-        is_down = self.upstream is not None and bool(self.upstream.against)
+        is_down = self.upstream is not None and self.upstream.is_down
         return self.engine_answer.caches is not False and not is_down
 
     @property

@@ -18,7 +18,7 @@ from extproc.base.fault import Fault
 from extproc.fleet.engine_metrics import MAX_METRICS_BYTES, sleep_of_metrics
 from extproc.fleet.polling import TIMEOUT_SECONDS, Client
 from extproc.fleet.record import Table, Worker
-from extproc.routing.upstreams import Judge
+from extproc.routing.evidence import Judge
 
 # Time between two reads of the metrics of a worker in doubt that is awake, as far as is known.
 AGAIN_SECONDS = 5.0
@@ -70,12 +70,13 @@ class Sleeping:
             return
         worker.asleep = found.says
         batches, was_void = self._batches(worker.name), worker.void_at is not None
+        upstreams, now = self._table.upstreams, self._monotonic()
         if found.says:
-            self._table.upstreams.eject(worker.upstream, Judge.SLEEP, found.says)
+            upstreams.eject(worker.upstream, Judge.SLEEP, found.says, now)
         else:
-            self._table.upstreams.restore(worker.upstream, Judge.SLEEP)
+            upstreams.restore(worker.upstream, Judge.SLEEP)
         if found.drops_cache:
-            worker.holdings.lose(self._monotonic())
+            worker.holdings.lose(now)
             worker.void_at = batches
         elif not found.says and worker.void_at is not None and batches > worker.void_at:
             worker.void_at = None

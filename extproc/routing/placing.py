@@ -333,7 +333,7 @@ class Placing:
             self._telling.begin(claims, endpoint, booking.uncached_tokens)
 
     def note_answer(self, booking: Booking, status: int, served: str, now: float) -> float | None:
-        """Notes that a response began; returns what `Outlier.note_answer` does.
+        """Notes that a response began; returns what `Upstreams.note_answer` does.
 
         If the status shows that the prompt was not computed, its claim is withdrawn. The request is
         in flight until released.

@@ -9,12 +9,10 @@ from extproc.config.sections import Disaggregation
 from extproc.disaggregation.disaggregator import Disaggregator
 from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate
+from extproc.routing.evidence import RULES, Judge
 from extproc.routing.load import Booking
 from extproc.routing.placing import REQUESTS_A_LOOK
 from extproc.routing.query import Query
-from extproc.routing.upstreams import (
-    FAILURES_UNTIL_EJECTED,
-)
 from kvstate.overlap import Overlap, Prompt
 from tests.extproc.routing.books import (
     QUERY,
@@ -123,7 +121,7 @@ def test_decision_without_an_endpoint_books_no_leg() -> None:
 
 def test_prefill_worker_that_fails_with_every_partner_is_ejected() -> None:
     one, _ = of_legs()
-    for _ in range(FAILURES_UNTIL_EJECTED):
+    for _ in range(RULES[Judge.ANSWERS].failures):
         booking = one.book(split(one), 0.0)
         one.answered(booking, 500, "a:1", 0.0)
         one.release(booking, 0.0)

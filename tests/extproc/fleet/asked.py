@@ -7,12 +7,12 @@ from aiohttp import web
 
 from extproc.config.reader import parse
 from extproc.config.schema import WorkerSettings as Configured
-from extproc.fleet.asking import Pace
+from extproc.fleet.ask_interval import AskInterval
 from extproc.fleet.discovery.view import listed, merged
 from extproc.fleet.polling import Client
 from extproc.fleet.record import Table, Worker
 from extproc.fleet.workers import Workers
-from extproc.routing.upstreams import Judge
+from extproc.routing.evidence import Judge
 from kvstate.fleet import FollowedWorkers
 
 DEADLINE_SECONDS = 20
@@ -69,14 +69,15 @@ def workers_of(endpoint: str, policy: str) -> Workers:
     )
 
 
-def pace(interval_seconds: float = 5.0) -> Pace:
-    """A pace without jitter."""
-    return Pace(interval_seconds, lambda: 0.5, lambda: 0.0)
+def interval(interval_seconds: float = 5.0) -> AskInterval:
+    """An interval without jitter."""
+    return AskInterval(interval_seconds, lambda: 0.5, lambda: 0.0)
 
 
 def against(table: Table, judge: Judge) -> Mapping[str, str]:
     """The endpoints that a judge ejects, and why."""
-    return {one.endpoint: one.against[judge] for one in table.upstreams if judge in one.against}
+    found = {one.endpoint: one.evidence.get(judge) for one in table.upstreams}
+    return {endpoint: one.reason for endpoint, one in found.items() if one and one.reason}
 
 
 def only(table: Table) -> Worker:

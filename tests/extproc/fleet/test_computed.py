@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.config.schema import WorkerSettings as Configured
-from extproc.fleet.asking import LOOKS_WHILE_IDLE, MAX_AHEAD, MAX_TOKENS_A_LOOK, Computed
+from extproc.fleet.computed import LOOKS_WHILE_IDLE, MAX_AHEAD, MAX_TOKENS_A_LOOK, Computed
 from extproc.fleet.discovery.view import FleetMember, Sighting
 from extproc.fleet.record import Table
 from extproc.routing.load import Booking, Loads

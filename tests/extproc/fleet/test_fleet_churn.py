@@ -37,8 +37,8 @@ from extproc.proof.state import Comparison, GoldenVerdict
 from extproc.requests.prompt import TEXT, Text
 from extproc.requests.request import Ask, Head
 from extproc.routing.decision import Decision
+from extproc.routing.evidence import RULES, Judge
 from extproc.routing.load import Booking
-from extproc.routing.upstreams import FAILURES_UNTIL_EJECTED, Judge
 from extproc.running.app import remote_tokenizers
 from extproc.serving.router import Router
 from kvstate.events import Batch, BlocksStored, EventBatch
@@ -205,13 +205,13 @@ class System:
         """Makes a worker's answers, probes, scrapes and tokens fail, and puts it to sleep."""
         upstreams, upstream, now = self.workers.upstreams, worker.upstream, time.monotonic()
         assert upstream is not None
-        for _ in range(FAILURES_UNTIL_EJECTED):
+        for _ in range(RULES[Judge.ANSWERS].failures):
             upstreams.note_answer(worker.endpoint, 503, now)
-            for one in self.workers.questions.paced:
+            for one in self.workers.questions.regular:
                 await one.ask(self.workers.questions.polling.client, worker)
-        upstreams.eject(upstream, Judge.DOUBTS, "is dead")
-        upstreams.eject(upstream, Judge.SLEEP, "sleeps")
-        assert len(upstream.against) == len(Judge)
+        upstreams.eject(upstream, Judge.DOUBTS, "is dead", now)
+        upstreams.eject(upstream, Judge.SLEEP, "sleeps", now)
+        assert all(upstream.is_ejected_by(judge, now) for judge in Judge)
         self.workers.proofs.note_sent(worker.name, Prompt("a", IDS), TEXT, None)
         refuting = Comparison(1, {TEXT: GoldenVerdict(is_same=False, reason="it differs")})
         self.workers.proofs.compared(worker, refuting)

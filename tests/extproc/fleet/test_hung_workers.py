@@ -11,10 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.fleet.asking import Doubts, HealthProbe, Pace
+from extproc.fleet.ask_interval import AskInterval
+from extproc.fleet.doubts import Doubts
+from extproc.fleet.health_probe import HealthProbe
 from extproc.fleet.polling import LOOK_SECONDS, Client, Polling
 from extproc.fleet.record import Table
-from extproc.routing.upstreams import ASKED_AGAIN_SECONDS, RETRY_SECONDS, Judge, Upstream
+from extproc.routing.evidence import Judge
+from extproc.routing.probe_schedule import ASKED_AGAIN_SECONDS, RETRY_SECONDS
+from extproc.routing.upstreams import Upstream
 from tests.extproc.fleet.asked import table_of
 from tests.waiting import until
 
@@ -74,7 +78,7 @@ class Fleet(Client):
 
 
 def is_back(upstream: Upstream, judge: Judge) -> bool:
-    return judge not in upstream.against
+    return judge not in upstream.evidence
 
 
 def fleet(hung: int) -> tuple[Table, Fleet]:
@@ -91,19 +95,19 @@ def test_healthy_ejected_worker_returns_within_two_intervals(
         time, random = asyncio.get_running_loop().time, Random(hung)
         table, workers = fleet(hung)
         polling = Polling()
-        probe = HealthProbe(table, Pace(interval_seconds, random.random, time), time)
+        probe = HealthProbe(table, AskInterval(interval_seconds, random.random, time), time)
         for worker in table:
 
             async def ask(one: Any = worker) -> float:
                 return await probe.ask(workers, one)
 
-            first = probe.pace.first_seconds()
+            first = probe.interval.first_seconds()
             worker.polls["health"] = polling.poll(probe.question, worker.name, ask, first)
         await until(workers.has_asked_all, "the hung ones hang in every place")
         (ejected,) = list(table.upstreams)[-1:]
         for _ in range(10):
             ejected_at = time()
-            table.upstreams.eject(ejected, Judge.PROBE, "was ill")
+            table.upstreams.eject(ejected, Judge.PROBE, "was ill", ejected_at)
             await until(partial(is_back, ejected, Judge.PROBE), "it is back")
             assert time() - ejected_at <= 2 * interval_seconds
         for worker in table:
@@ -128,9 +132,8 @@ def test_healthy_doubted_worker_is_probed_at_once(hung: int) -> None:
         polling.start([doubts.look])
         await until(workers.has_asked_all, "the hung ones hang in every place")
         (ejected,) = list(table.upstreams)[-1:]
-        ejected.vital.is_dead = True
-        table.upstreams.eject(ejected, Judge.DOUBTS, "was ill")
         ejected_at = time()
+        table.upstreams.eject(ejected, Judge.DOUBTS, "was ill", ejected_at)
         await until(partial(is_back, ejected, Judge.DOUBTS), "it is back")
         waits = max(ASKED_AGAIN_SECONDS, RETRY_SECONDS) + 2 * LOOK_SECONDS
         assert time() - ejected_at <= waits

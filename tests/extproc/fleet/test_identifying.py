@@ -15,7 +15,7 @@ from extproc.fleet.asking_times import AskingTimes
 from extproc.fleet.discovery.view import Sighting, merged
 from extproc.fleet.record import Worker as Record
 from extproc.fleet.workers import Workers
-from extproc.routing.upstreams import Judge
+from extproc.routing.evidence import Judge
 from kvstate.fleet import FollowedWorkers
 from simulator.server import running
 from simulator.settings import Settings
@@ -197,7 +197,7 @@ async def test_worker_that_lost_its_cache_is_asked_again() -> None:
 async def test_worker_that_is_healthy_again_is_asked_again() -> None:
     async with upgraded() as (workers, one):
         assert one.upstream is not None
-        workers.upstreams.eject(one.upstream, Judge.PROBE, "it is down")
+        workers.upstreams.eject(one.upstream, Judge.PROBE, "it is down", 0.0)
         await until(lambda: one.questioned_engine.was_down, "its ejection is seen")
         workers.upstreams.restore(one.upstream, Judge.PROBE)
         await until_runs(one, "vllm", 0, 32)

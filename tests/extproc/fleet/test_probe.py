@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from extproc.fleet.asking import FAILURES_UNTIL_UNHEALTHY, Doubts, HealthProbe
+from extproc.fleet.doubts import Doubts
+from extproc.fleet.health_probe import HealthProbe
 from extproc.fleet.polling import Client, Polling
 from extproc.fleet.record import Table
 from extproc.routing.claim_table import ClaimTable
+from extproc.routing.evidence import RULES, Judge
 from extproc.routing.load import Loads
-from extproc.routing.upstreams import FAILURES_UNTIL_DEAD, Judge
 from kvstate.overlap import Prompt
 from tests.extproc.fleet.asked import (
     Engine,
     against,
+    interval,
     only,
-    pace,
     running,
     table_of,
     workers_of,
@@ -33,7 +34,7 @@ UNHEALTHY = "fails its health probe"
 
 
 def probe(table: Table) -> HealthProbe:
-    return HealthProbe(table, pace(), time.monotonic)
+    return HealthProbe(table, interval(), time.monotonic)
 
 
 @pytest.mark.parametrize("status", [503, 404, 302])
@@ -43,7 +44,7 @@ async def test_unhealthy_worker_is_ejected_until_it_recovers(
     table = table_of(engine.endpoint)
     asking = probe(table)
     engine.status = status
-    for number in range(FAILURES_UNTIL_UNHEALTHY):
+    for number in range(RULES[Judge.PROBE].failures):
         assert not against(table, Judge.PROBE), number
         await asking.ask(http, only(table))
     assert table.upstreams.ejections(0.0) == {engine.endpoint: UNHEALTHY}
@@ -65,7 +66,7 @@ async def test_probe_failure_clears_the_expectations_of_an_unreachable_worker(ht
     table, sent = table_of("127.0.0.1:1"), ClaimTable(1)
     marks = sent.marks(PROMPT)
     sent.record(only(table).holdings, marks, time.monotonic())
-    for _ in range(FAILURES_UNTIL_UNHEALTHY):
+    for _ in range(RULES[Judge.PROBE].failures):
         assert sent.expected(marks, time.monotonic())
         await probe(table).ask(http, only(table))
     assert not sent.expected(marks, time.monotonic())
@@ -74,7 +75,7 @@ async def test_probe_failure_clears_the_expectations_of_an_unreachable_worker(ht
 async def test_probe_success_keeps_ejections_of_other_judges(engine: Engine, http: Client) -> None:
     table = table_of(engine.endpoint)
     (upstream,) = table.upstreams
-    table.upstreams.eject(upstream, Judge.SCRAPES, "does not answer")
+    table.upstreams.eject(upstream, Judge.SCRAPES, "does not answer", 0.0)
     await probe(table).ask(http, only(table))
     assert table.upstreams.ejections(0.0) == {engine.endpoint: "does not answer"}
 
@@ -100,7 +101,7 @@ async def test_probe_ejection_passes_to_a_new_worker_at_the_same_address(
     engine.status = 503
     for _ in range(2):
         asking = probe(table)
-        for _ in range(FAILURES_UNTIL_UNHEALTHY):
+        for _ in range(RULES[Judge.PROBE].failures):
             await asking.ask(http, only(table))
         assert against(table, Judge.PROBE) == {engine.endpoint: UNHEALTHY}
         member = only(table).member
@@ -127,7 +128,7 @@ async def test_probe_does_not_log_a_death_that_scrapes_logged(
     caplog.set_level("INFO", "kvsteer")
     table = table_of(engine.endpoint)
     (upstream,) = table.upstreams
-    table.upstreams.eject(upstream, Judge.SCRAPES, "does not answer on its endpoint")
+    table.upstreams.eject(upstream, Judge.SCRAPES, "does not answer on its endpoint", 0.0)
     for status in (503, 503, 200):
         engine.status = status
         await probe(table).ask(http, only(table))
@@ -207,6 +208,7 @@ async def test_doubts_eject_a_worker_that_refuses_connections_until_it_returns()
     async with doubting(table, life):
         await until(lambda: bool(dead(table)))
         assert not sent.expected(marks, time.monotonic())
+        life.is_cut = False  # that it is dead is reason enough to probe it
         runner = web.AppRunner(web.Application())
         await runner.setup()
         await web.TCPSite(runner, *endpoint.split(":")).start()  # type: ignore[arg-type]
@@ -246,7 +248,7 @@ async def test_doubts_count_reported_faults_in_a_row(engine: Engine) -> None:
     engine.status = 503
     async with doubting(table, Life()):
         await until(is_dead)
-        assert engine.asked >= FAILURES_UNTIL_DEAD
+        assert engine.asked >= RULES[Judge.DOUBTS].failures
         engine.status = 200
         await until(lambda: not dead(table))
         assert not doubted(table)
@@ -271,7 +273,8 @@ async def test_doubts_leave_no_state_of_a_worker_removed_during_its_probe(
 ) -> None:
     table, life = table_of(engine.endpoint), Life()
     (upstream,) = table.upstreams
-    upstream.vital.failures = FAILURES_UNTIL_DEAD - 1
+    for _ in range(RULES[Judge.DOUBTS].failures - 1):
+        table.upstreams.note_failure(upstream, Judge.DOUBTS, "is ill", 0.0)
     engine.status, life.is_cut = 503, True
     engine.before_answer = lambda: table.replace({})
     async with doubting(table, life) as polling:

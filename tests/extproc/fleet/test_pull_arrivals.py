@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from extproc.fleet.asking import LOOK_SECONDS
+from extproc.fleet.computed import LOOK_SECONDS
 from extproc.fleet.pull_arrivals import MAX_WATCHED, PullArrivals
 from extproc.routing.transfers import MAX_MEASURED_SECONDS
 from kvstate.overlap import Overlap, Prompt

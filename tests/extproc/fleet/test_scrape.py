@@ -3,20 +3,21 @@ from array import array
 
 import pytest
 
-from extproc.fleet.asking import FAILURES_UNTIL_UNFIT, LoadReports, Pace
+from extproc.fleet.ask_interval import AskInterval
+from extproc.fleet.load_reports import LoadReports
 from extproc.fleet.polling import Client, Polling
 from extproc.fleet.record import Table
 from extproc.routing.claim_table import ClaimTable
+from extproc.routing.evidence import RULES, Judge
 from extproc.routing.load import REPORT_SECONDS, Loads
-from extproc.routing.upstreams import Judge
 from kvstate.events import EngineLoad
 from kvstate.overlap import Prompt
 from tests.extproc.fleet.asked import (
     METRICS,
     Engine,
     against,
+    interval,
     only,
-    pace,
     running,
     table_of,
     workers_of,
@@ -27,10 +28,10 @@ UNFIT = "does not answer on its endpoint"
 
 
 def reports(
-    table: Table, feeds: list[tuple[EngineLoad, float]] | None = None, at: Pace | None = None
+    table: Table, feeds: list[tuple[EngineLoad, float]] | None = None, at: AskInterval | None = None
 ) -> LoadReports:
     loads = Loads(table.upstreams.loads)
-    return LoadReports(table, loads, lambda _: feeds or [], at or pace(), time.monotonic)
+    return LoadReports(table, loads, lambda _: feeds or [], at or interval(), time.monotonic)
 
 
 def others(table: Table) -> float:
@@ -52,7 +53,7 @@ async def test_scrape_without_load_keeps_a_worker_fit(
 ) -> None:
     engine.text, engine.status = text, status
     table = table_of(engine.endpoint)
-    for _ in range(FAILURES_UNTIL_UNFIT):
+    for _ in range(RULES[Judge.SCRAPES].failures):
         await reports(table).ask(http, only(table))
     assert (others(table), against(table, Judge.SCRAPES)) == (0.0, {})
 
@@ -63,8 +64,8 @@ async def test_scrape_failure_ejects_a_worker_until_it_answers(
     table, sent = table_of(engine.endpoint), ClaimTable(1)
     marks = sent.marks(Prompt("m", array("I", range(100))))
     sent.record(only(table).holdings, marks, time.monotonic())
-    hasty = reports(table, at=pace(1e-6))
-    for number in range(FAILURES_UNTIL_UNFIT):
+    hasty = reports(table, at=interval(1e-6))
+    for number in range(RULES[Judge.SCRAPES].failures):
         assert not against(table, Judge.SCRAPES), number
         await hasty.ask(http, only(table))
     assert against(table, Judge.SCRAPES) == {engine.endpoint: UNFIT}
@@ -79,9 +80,9 @@ async def test_scrape_does_not_log_a_death_that_the_probe_logged(
     caplog.set_level("INFO", "kvsteer")
     table = table_of(engine.endpoint)
     (upstream,) = table.upstreams
-    table.upstreams.eject(upstream, Judge.PROBE, "fails its health probe")
-    hasty = reports(table, at=pace(1e-6))
-    for _ in range(FAILURES_UNTIL_UNFIT):
+    table.upstreams.eject(upstream, Judge.PROBE, "fails its health probe", 0.0)
+    hasty = reports(table, at=interval(1e-6))
+    for _ in range(RULES[Judge.SCRAPES].failures):
         await hasty.ask(http, only(table))
     assert against(table, Judge.SCRAPES)
     await reports(table).ask(http, only(table))
@@ -115,7 +116,7 @@ async def test_scrape_asks_an_unfit_worker_even_with_load_in_its_feeds(
 ) -> None:
     table = table_of(engine.endpoint)
     (upstream,) = table.upstreams
-    table.upstreams.eject(upstream, Judge.SCRAPES, UNFIT)
+    table.upstreams.eject(upstream, Judge.SCRAPES, UNFIT, 0.0)
     await reports(table, [(EngineLoad(1, 0), 0.0)]).ask(http, only(table))
     assert against(table, Judge.SCRAPES) == {}
 
@@ -135,7 +136,7 @@ async def test_scrape_ejection_passes_to_a_new_worker_at_the_same_address(http: 
     table = table_of("127.0.0.1:1")
     for _ in range(2):
         asking = reports(table)
-        for _ in range(FAILURES_UNTIL_UNFIT):
+        for _ in range(RULES[Judge.SCRAPES].failures):
             await asking.ask(http, only(table))
         assert against(table, Judge.SCRAPES) == {"127.0.0.1:1": UNFIT}
         member = only(table).member

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from extproc.fleet.asking import Doubts
+from extproc.fleet.doubts import Doubts
 from extproc.fleet.polling import Client, Polling
 from extproc.fleet.record import Table, Worker
 from extproc.fleet.sleeping import AGAIN_SECONDS, Sleeping
-from extproc.routing.upstreams import Judge
+from extproc.routing.evidence import Judge
 from tests.extproc.fleet.asked import METRICS, Engine, against, only, table_of
 from tests.extproc.fleet.fleets import EVENTS, until_live, workers
 from tests.extproc.routing.test_reports import sleep_metrics
@@ -94,7 +94,7 @@ async def test_doubts_find_a_worker_that_sleeps_and_one_that_woke(
     polling.start([doubts.look])
     table.upstreams.doubt(engine.endpoint, is_doubted=True)
     await until(lambda: against(table, Judge.SLEEP))
-    assert not table.upstreams.is_suspect(engine.endpoint)
+    assert [one.is_suspect for one in table.upstreams] == [False]
     engine.text = metrics("awake")
     await until(lambda: not against(table, Judge.SLEEP))
     await polling.close()

@@ -1,7 +1,7 @@
 from unittest.mock import ANY
 
 from extproc.proof.state import NOT_SEEN
-from extproc.routing.upstreams import Judge
+from extproc.routing.evidence import Judge
 from tests.extproc.fleet.fleets import EVENTS, following, members, until_live, workers
 from tests.memory_transport import MemoryTransport
 
@@ -108,7 +108,7 @@ async def test_status_of_an_ejected_worker_names_its_cause() -> None:
     await one.start()
     upstream = one.upstreams.get("127.0.0.1:1")
     assert upstream is not None
-    one.upstreams.eject(upstream, Judge.PROBE, "is gone")
+    one.upstreams.eject(upstream, Judge.PROBE, "is gone", 0.0)
     assert next(one.states.statuses())["down"] == "is gone"
     await one.close()
 

@@ -3,7 +3,7 @@ from prometheus_client import generate_latest
 from extproc.config.reader import parse
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
-from extproc.routing.upstreams import Judge
+from extproc.routing.evidence import Judge
 from kvstate.fleet import FollowedWorkers
 
 CONFIG = "models: [{name: m}]\nworkers: [{endpoint: '127.0.0.1:1'}, {endpoint: '127.0.0.1:2'}]"
@@ -14,7 +14,7 @@ async def test_worker_down_is_distinct_from_a_worker_without_events() -> None:
     workers = Workers(parse(CONFIG, "c"), FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
     gone = workers.upstreams.get("127.0.0.1:2")
     assert gone is not None
-    workers.upstreams.eject(gone, Judge.PROBE, "is gone")
+    workers.upstreams.eject(gone, Judge.PROBE, "is gone", 0.0)
     metrics = Metrics(workers.states)
     told = generate_latest(metrics).decode()
     assert 'kvsteer_worker_down{worker="127.0.0.1:1"} 0.0' in told

@@ -11,7 +11,7 @@ from extproc.proof.lookups import SILENCE_SECONDS
 from extproc.proof.recurring import EXPLAINED
 from extproc.proof.state import PROMPTS_UNTOLD
 from extproc.requests.request import Ask, Head
-from extproc.routing.upstreams import Judge
+from extproc.routing.evidence import Judge
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_times import FeedTimes
 from tests.extproc.proof.test_trust import PATH, Checked, Run, chat, run, text
@@ -148,7 +148,7 @@ async def test_worker_that_is_down_need_not_tell(run: Run) -> None:
         upstream = one.workers.records[one.worker.endpoint].upstream
         assert upstream is not None
         bookings = [await one.send(text(seed)) for seed in range(PROMPTS_UNTOLD)]
-        upstream.against[Judge.PROBE] = "it does not answer"
+        one.workers.upstreams.eject(upstream, Judge.PROBE, "it does not answer", one.now)
         for booking in bookings:
             one.router.note_answer(booking, OK, one.worker.endpoint)
             one.router.release(booking)

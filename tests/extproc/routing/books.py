@@ -9,16 +9,13 @@ from extproc.config.schema import Config, Model, Policy
 from extproc.routing.claim_table import Claim, Holdings
 from extproc.routing.decision import Decision, decide
 from extproc.routing.eligibility import Candidate
+from extproc.routing.evidence import Judge
 from extproc.routing.load import Loads
 from extproc.routing.marks import Marks
 from extproc.routing.pins import Pin, RankChoice
 from extproc.routing.placing import Placing
 from extproc.routing.query import Query
-from extproc.routing.upstreams import (
-    Judge,
-    Upstream,
-    Upstreams,
-)
+from extproc.routing.upstreams import Upstream, Upstreams
 from kvstate.overlap import Overlap, Prompt
 
 WORKERS = [Candidate(name, f"{name}:1") for name in "abc"]
@@ -64,7 +61,7 @@ class Fleet:
         return found
 
     def eject(self, endpoint: str, judge: Judge, reason: str) -> None:
-        self.upstreams.eject(self.upstream(endpoint), judge, reason)
+        self.upstreams.eject(self.upstream(endpoint), judge, reason, 0.0)
 
 
 class Told:

@@ -11,14 +11,10 @@ from msgspec.structs import replace
 from extproc.config.schema import Config, Cost, Model
 from extproc.requests.outline import beginning_of
 from extproc.routing.claim_table import Claim, ClaimTable, Expected, Holdings
+from extproc.routing.evidence import RULES, Judge
 from extproc.routing.load import Booking
 from extproc.routing.placing import REQUESTS_A_LOOK, Placing
 from extproc.routing.query import Query
-from extproc.routing.upstreams import (
-    EJECTED_SECONDS,
-    FAILURES_UNTIL_EJECTED,
-    Judge,
-)
 from kvstate.overlap import Overlap, Prompt
 from tests.extproc.routing.books import (
     QUERY,
@@ -147,7 +143,7 @@ def test_removed_worker_loses_load_claims_and_ejections() -> None:
     assert booking is not None
     upstreams, gone = fleet_of(one).upstreams, fleet_of(one).upstream(made.pick[0])
     for judge in Judge:
-        upstreams.eject(gone, judge, "away")
+        upstreams.eject(gone, judge, "away", 0.0)
     upstreams.doubt(made.pick[0], is_doubted=True)
     upstreams.leave(gone)
     fleet_of(one).holdings(made.worker).lose()
@@ -198,14 +194,14 @@ def test_answered_keeps_the_claim_if_the_status_says_nothing_about_the_cache(sta
 def test_failing_worker_is_ejected_for_a_while(served: str, picks: int) -> None:
     one = placing(max_in_flight=100)
     made = decided(one, workers=WORKERS[:1])
-    for _ in range(FAILURES_UNTIL_EJECTED):
+    for _ in range(RULES[Judge.ANSWERS].failures):
         booking = one.book(made, 0.0)
         assert booking is not None
         one.note_answer(booking, 503, served, 0.0)
     assert len(decided(one).pick) == picks
     assert bool(fleet_of(one).upstreams.reason("a:1", 0.0)) is (picks == 2)
-    assert not fleet_of(one).upstreams.reason("a:1", EJECTED_SECONDS)
-    assert len(decided(one, now=EJECTED_SECONDS).pick) == 3
+    assert not fleet_of(one).upstreams.reason("a:1", RULES[Judge.ANSWERS].seconds)
+    assert len(decided(one, now=RULES[Judge.ANSWERS].seconds).pick) == 3
     fleet_of(one).upstreams.leave(fleet_of(one).upstream("a:1"))
     assert len(decided(one).pick) == 3
 
@@ -216,9 +212,9 @@ def test_answered_request_keeps_its_claim() -> None:
     booking = one.book(made, 0.0)
     assert booking is not None
     fleet_of(one).upstreams.doubt(made.pick[0], is_doubted=True)
-    assert fleet_of(one).upstreams.is_suspect(made.pick[0])
+    assert fleet_of(one).upstream(made.pick[0]).is_suspect
     one.note_answer(booking, 200, made.pick[0], 0.0)
-    assert not fleet_of(one).upstreams.is_suspect(made.pick[0])
+    assert not fleet_of(one).upstream(made.pick[0]).is_suspect
     assert decided(one).basis.claims[made.worker].speculative == 960
 
 

@@ -16,8 +16,8 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingResponse,
 )
 from extproc.routing.decision import Decision
+from extproc.routing.evidence import RULES, Judge
 from extproc.routing.placing import REQUESTS_A_LOOK, Placing
-from extproc.routing.upstreams import FAILURES_UNTIL_EJECTED
 from extproc.serving.exchange import Exchange, Service
 from tests.extproc.messages import answers_of, body, head, read, response_head
 from tests.extproc.serving.routers import (
@@ -132,7 +132,7 @@ def test_served_endpoint_is_counted_without_accounting(
     assert counted(one, f'kvsteer_served_elsewhere_total{{worker="{SECOND}"}}') == 0
     assert "lacks this endpoint" in fleet(one).strays.cause(FIRST)
     assert fleet(one).strays.cause(SECOND) == ""
-    suspects = [each for each in (FIRST, SECOND) if fleet(one).upstreams.is_suspect(each)]
+    suspects = [each.endpoint for each in fleet(one).upstreams if each.is_suspect]
     assert suspects == [FIRST]
     (warning,) = [text for text in caplog.messages if "answered by other servers" in text]
     assert FIRST in warning
@@ -189,7 +189,7 @@ def test_mode_override_asks_for_a_sample_of_response_headers(
 def test_failing_worker_is_left_out(extra: str, closing: list[Service]) -> None:
     one = service("\n".join([extra, "policy: {name: round_robin}"]))
     closing.append(one)
-    for _ in range(2 * FAILURES_UNTIL_EJECTED):
+    for _ in range(2 * RULES[Judge.ANSWERS].failures):
         exchange, pick = placed(one)
         answers(exchange, told(503 if pick == FIRST else 200))
         exchange.close()
