@@ -162,11 +162,11 @@ class _Play:
         )
 
 
-def play(loop: Loop, contestant: Contestant, seed: int) -> LoopResult:
-    """Returns what a contestant makes of a loop on eight engines."""
+def play(loop: Loop, contestant: Contestant, seed: int, workers: int = 8) -> LoopResult:
+    """Returns what a contestant makes of a loop on so many engines."""
     agents = agents_of(loop, seed)
     given = Arrivals.of([request for one in agents for request in one.requests])
-    proxy = proxy_of(Cell(loop.name, lambda _: []).stage, contestant, given, seed)
+    proxy = proxy_of(Cell(loop.name, lambda _: [], workers).stage, contestant, given, seed)
     own = iter(proxy.requests)
     fresh = [Turns(list(itertools.islice(own, len(one.requests))), one.pauses) for one in agents]
     return _Play(loop, proxy, fresh).run()
