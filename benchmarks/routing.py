@@ -11,12 +11,10 @@ python benchmarks/routing.py --stores [--quick] [--seeds N] [--tuning] [--cell N
 python benchmarks/routing.py --legs [--quick] [--seeds N] [--tuning] [--json FILE]
 """
 
-import multiprocessing
-import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import routing_legs
 import routing_pulls
@@ -34,6 +32,7 @@ from routing_compare import (
     speed_rows,
     summary,
 )
+from routing_seeds import by_seed, inherited
 from routing_workloads import trace
 from rows import Run, arguments, run
 
@@ -223,42 +222,26 @@ def _compare_legs(one: Run) -> None:
     seeds = _seeds(one, TUNING_SEEDS if one.options.tuning else routing_legs.SEEDS)
     quick = routing_legs.QUICK_CELLS
     for cell in one.amount(quick[:1], quick, routing_legs.CELLS):
-        by_seed = _by_seed(cell, seeds, routing_legs.CONTESTANTS, _legs_of_seed)
-        results = {name: [one[name] for one in by_seed] for name in by_seed[0]}
+        each = by_seed(cell, seeds, routing_legs.CONTESTANTS, _legs_of_seed)
+        results = {name: [one[name] for one in each] for name in each[0]}
         print(routing_legs.summary(cell.name, results), flush=True)
         one.add(routing_legs.rows(cell.name, results))
     print(f"\n{LEGS_METHOD}Seeds: {len(seeds)}, from {seeds[0]}")
 
 
 def _legs_of_seed(seed: int) -> dict[str, routing_legs.Result]:
-    cell, contestants = _inherited[-1]
+    cell, contestants = inherited()
     return {one.name: routing_legs.run(cell, one, seed) for one in contestants}
 
 
 def _results(cell: Cell, seeds: Sequence[int], contestants: Sequence[Contestant]) -> Results:
     """Runs every contestant on every seed, on all cores."""
     by_name: dict[str, list[Result]] = {one.name: [] for one in contestants}
-    for each in _by_seed(cell, seeds, contestants, _of_seed):
+    for each in by_seed(cell, seeds, contestants, _of_seed):
         for name, result in each.items():
             by_name[name].append(result)
     return by_name
 
-
-Made = TypeVar("Made")
-
-
-def _by_seed(
-    cell: object, seeds: Sequence[int], contestants: object, of_seed: Callable[[int], Made]
-) -> list[Made]:
-    # a workload is a closure, which cannot be sent to a process, only inherited by it
-    start = multiprocessing.get_context("fork")
-    with start.Pool(
-        os.cpu_count(), initializer=_inherited.append, initargs=((cell, contestants),)
-    ) as pool:
-        return pool.map(of_seed, seeds, chunksize=1)
-
-
-_inherited: list[tuple[Any, Any]] = []
 
 # A router draws among equal workers. A pick that differs changes all later ones, so two runs of the
 # same arrivals differ by a percent or two. The mean of several runs of each seed differs by less.
@@ -269,7 +252,7 @@ FURTHER_ON = 1_000
 
 
 def _of_seed(seed: int) -> dict[str, Result]:
-    cell, contestants = _inherited[-1]
+    cell, contestants = inherited()
     given = arrivals(cell, seed)
     return {one.name: _mean_of_chances(cell, one, given, seed) for one in contestants}
 

@@ -12,6 +12,7 @@ FIELDS = {"what", "ours", "reference", "ratio", "goal", "met"}
 
 # Each benchmark with its options, and the programs without which it has no rows.
 SMOKES = {
+    "ablation.py": ["--only", "siblings"],
     "attack.py": ["--only", "isolation"],
     "budget.py": [],
     "extproc.py": [],

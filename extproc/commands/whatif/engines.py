@@ -349,6 +349,7 @@ class ModelledFleet:
             cache = Cache(self.cache_blocks, self._publisher(number))
             fetch = partial(self._fetch, number)
             self.engines.append(ModelledEngine(speed, cache, fetch, self.block_tokens))
+            self._versions.append(0)
 
     def _publisher(self, number: int) -> Callable[[Sequence[int], Sequence[int]], None]:
         def publish(stored: Sequence[int], removed: Sequence[int]) -> None:
@@ -370,16 +371,15 @@ class ModelledFleet:
         pick: returns the engine for a request. over: called with each request that has ended, and
         the time.
         """
-        self._versions = [0] * len(self.engines)
         turns = deque(self.turns)
         for request in requests:
             while turns and turns[0][0] <= request.at:
                 at, number, speed = turns.popleft()
-                self._advance_to(at, over)
+                self.advance_to(at, over)
                 self.engines[number].advance(at)
                 self.engines[number].speed = speed
                 self._plan(number)
-            self._advance_to(request.at, over)
+            self.advance_to(request.at, over)
             self.now = request.at
             request.worker = number = pick(request, request.at)
             first = request
@@ -392,7 +392,7 @@ class ModelledFleet:
             engine.advance(request.at)
             engine.add(first)
             self._plan(number)
-        self._advance_to(float("inf"), over)
+        self.advance_to(float("inf"), over)
 
     def _fetch(self, number: int, request: Request) -> bool:
         """Begins to pull or load a request's blocks; returns False if there are none to fetch.
@@ -442,8 +442,11 @@ class ModelledFleet:
         if at != float("inf"):
             heapq.heappush(self._changes, (at, number, self._versions[number]))
 
-    def _advance_to(self, time: float, over: Callable[[Request, float], None]) -> None:
-        """Does everything that is due until a time, in order of time."""
+    def advance_to(self, time: float, over: Callable[[Request, float], None]) -> None:
+        """Does everything that is due until a time, in order of time.
+
+        Whoever makes the requests of `run` may call it, to learn which answers have ended by then.
+        """
         changes, transfers = self._changes, self._transfers
         while True:
             arrives_at = transfers[0][0] if transfers else float("inf")

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from extproc.commands.whatif.engines import (
     BLOCK_TOKENS,
@@ -565,7 +565,8 @@ class _Routers:
     """All routers in front of one fleet; each request goes to a random one."""
 
     def __init__(self, stage: Stage, contestant: Contestant, given: Arrivals, seed: int) -> None:
-        self.fleet, self.requests = stage.fleet(), given.fresh()
+        self.fleet = stage.fleet()
+        self.requests: Sequence[Request] = given.fresh()
         view, numbers = View(self.fleet), range(contestant.routers)
         self.all = [_Router(stage, contestant, self.fleet, view, n, seed) for n in numbers]
         marks = {id(one): marks for one, marks in zip(self.requests, given.marks, strict=True)}
@@ -609,7 +610,8 @@ class _Envoy:
     """Envoy alone, with one of its own policies."""
 
     def __init__(self, stage: Stage, policy: str, given: Arrivals, seed: int) -> None:
-        self.fleet, self.requests = stage.fleet(), given.fresh()
+        self.fleet = stage.fleet()
+        self.requests: Sequence[Request] = given.fresh()
         self._chance = Random(seed + 5)
         self._active = [0] * len(stage.speeds)
         self._turn = self._chance.randrange(len(stage.speeds))
@@ -629,6 +631,29 @@ class _Envoy:
         self._active[request.worker] -= 1
 
 
+class Proxy(Protocol):
+    """What sends requests to the engines of a fleet: routers, or Envoy alone.
+
+    requests: those that it sends, in the order in which they were given.
+    """
+
+    fleet: ModelledFleet
+    requests: Sequence[Request]
+
+    def pick(self, request: Request, now: float, /) -> int:
+        """Returns the engine that gets a request."""
+
+    def over(self, request: Request, now: float, /) -> None:
+        """Notes that the answer to a request has ended."""
+
+
+def proxy_of(stage: Stage, contestant: Contestant, given: Arrivals, seed: int) -> Proxy:
+    """Returns the proxy of a contestant in front of idle engines; seed: of its draws."""
+    if contestant.policy in ENVOY:
+        return _Envoy(stage, contestant.policy, given, seed)
+    return _Routers(stage, contestant, given, seed)
+
+
 def _notify_nobody(_: int) -> None:
     pass
 
@@ -644,11 +669,7 @@ def run(
 
     told: called now and then with how many requests have arrived so far.
     """
-    proxy: _Routers | _Envoy
-    if contestant.policy in ENVOY:
-        proxy = _Envoy(stage, contestant.policy, given, seed)
-    else:
-        proxy = _Routers(stage, contestant, given, seed)
+    proxy = proxy_of(stage, contestant, given, seed)
     proxy.fleet.run(_telling(proxy.requests, told), proxy.pick, proxy.over)
     requests = [one for one in proxy.requests if one.is_own]
     return result_of(requests, [engine.computed_tokens for engine in proxy.fleet.engines])

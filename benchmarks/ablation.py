@@ -1,0 +1,219 @@
+"""Benchmark of the parts of a decision: each on and off, in the cells where it acts.
+
+python benchmarks/ablation.py [--quick] [--only TERM ...] [--seeds N] [--json FILE]
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import routing_closed
+import routing_pulls
+import routing_siblings
+import routing_stores
+from measure import Figure
+from routing_cells import CELLS, SEEDS, SPEED_CELLS, Cell, arrivals
+from routing_closed import Loop, LoopResult
+from routing_compare import PairedRow, interval
+from routing_seeds import by_seed, inherited
+from rows import Run, arguments, run
+
+from extproc.commands.whatif.engines import Result
+from extproc.commands.whatif.routers import Contestant
+from extproc.commands.whatif.routers import run as played
+from extproc.config.schema import Cost, Policy
+
+METHOD = """\
+How: the fleet, the cells and the decision of benchmarks/routing.py, and closed loops of agents
+(benchmarks/routing_closed.py). Each row is the figure with the part on, relative to the part off,
+paired by seed, with its interval of 95 %. p90: of the time to the first token. Computed: the share
+of the prompt tokens that were not cached. Turns: answered a second. A pick that differs changes all
+later ones, also the draws among equal workers, so one row in twenty is outside its interval by
+chance. Homes, sessions, patience and crowding act on requests whose tokens are not known, of which
+these cells have none.
+"""
+
+USUAL = Contestant("cost", "cost", expects=True, learns=True)
+
+# Some 95 agents' contexts fill the caches of eight engines.
+LOOPS = tuple(Loop(f"{count} agents", count, 2_500.0, 1_000.0) for count in (64, 96, 128))
+QUICK_LOOPS = (Loop("96 agents", 96, 900.0, 400.0),)
+SMOKE_LOOPS = (Loop("8 agents", 8, 120.0, 40.0),)
+
+
+def _charges_nothing(*_: object) -> dict[str, float]:
+    return {}
+
+
+def _believes_all(*_: object) -> float:
+    return 1.0
+
+
+class Term(NamedTuple):
+    """A part of the decision.
+
+    on, off: contestants with it and without. replaced: what does without it where no setting does,
+    and by what. cells: where it acts. others: where it should do no harm, which a quick run leaves
+    out. is_in_loops: whether it acts where agents wait for their answers.
+    """
+
+    on: Contestant
+    off: Contestant
+    cells: Sequence[Cell]
+    others: Sequence[Cell] = ()
+    is_in_loops: bool = True
+    replaced: Mapping[str, Callable[..., object]] = {}
+
+
+def _priced(*, prices: bool) -> Contestant:
+    wanted = routing_pulls.PRICED if prices else routing_pulls.AFTER
+    return next(one for one in routing_pulls.CONTESTANTS if one.name == wanted)
+
+
+_STORED = next(one for one in routing_stores.CONTESTANTS if one.name == routing_stores.KNOWN)
+_UNSTORED = next(one for one in routing_stores.CONTESTANTS if one.name == routing_stores.TODAY)
+_FETCHING = (*routing_stores.STORE_CELLS, *routing_pulls.PULL_CELLS)
+
+
+def _weighs(**weights: int) -> Contestant:
+    return USUAL._replace(rules=Policy(cost=Cost(**weights)))
+
+
+TERMS: Mapping[str, Term] = {
+    "siblings": Term(
+        _weighs(siblings_percent=routing_siblings.PERCENT),
+        USUAL,
+        routing_siblings.SIBLING_CELLS,
+        CELLS,
+    ),
+    "overtaking by loads": Term(
+        _STORED,
+        _STORED,
+        routing_stores.STORE_CELLS,
+        routing_stores.OTHER_CELLS,
+        is_in_loops=False,
+        replaced={"extproc.routing.decision.charge_overtaking": _charges_nothing},
+    ),
+    "overtaking by pulls": Term(
+        _priced(prices=True),
+        _priced(prices=True),
+        routing_pulls.PULL_CELLS,
+        routing_pulls.OTHER_CELLS,
+        is_in_loops=False,
+        replaced={"extproc.routing.decision.charge_overtaking": _charges_nothing},
+    ),
+    "store share": Term(
+        _STORED,
+        _STORED,
+        routing_stores.STORE_CELLS,
+        routing_stores.OTHER_CELLS,
+        is_in_loops=False,
+        replaced={"extproc.routing.store_share.StoreShare.share": _believes_all},
+    ),
+    "stores": Term(
+        _STORED,
+        _UNSTORED,
+        routing_stores.STORE_CELLS,
+        routing_stores.OTHER_CELLS,
+        is_in_loops=False,
+    ),
+    "price_pulls": Term(
+        _priced(prices=True),
+        _priced(prices=False),
+        routing_pulls.PULL_CELLS,
+        routing_pulls.OTHER_CELLS,
+        is_in_loops=False,
+    ),
+    "learned speeds": Term(USUAL, USUAL._replace(learns=False), SPEED_CELLS, CELLS),
+    "requests in flight": Term(USUAL, USUAL._replace(expects=False), CELLS),
+    "affinity by utilization": Term(USUAL, _weighs(busy_affinity_percent=0), CELLS),
+    "cost of running requests": Term(USUAL, _weighs(running_tokens=0), CELLS),
+}
+
+
+@contextlib.contextmanager
+def _without(term: Term) -> Iterator[None]:
+    """Switches a part off that no setting does."""
+    with contextlib.ExitStack() as stack:
+        for name, instead in term.replaced.items():
+            stack.enter_context(patch(name, instead))
+        yield
+
+
+def _open_of_seed(seed: int) -> tuple[Result, Result]:
+    cell, term = inherited()
+    given = arrivals(cell, seed)
+    on = played(cell.stage, term.on, given, seed)
+    with _without(term):
+        return on, played(cell.stage, term.off, given, seed)
+
+
+def _loop_of_seed(seed: int) -> tuple[LoopResult, LoopResult]:
+    loop, term = inherited()
+    on = routing_closed.play(loop, term.on, seed)
+    with _without(term):
+        return on, routing_closed.play(loop, term.off, seed)
+
+
+# What is measured of a run, by its label.
+_MEASURES: Mapping[str, Callable[[Any], float]] = {
+    "p90": lambda result: result.p90,
+    "computed": lambda result: 1.0 - result.hit_rate,
+    "turns": lambda result: result.turns,
+}
+_OF_CELLS, _OF_LOOPS = ("p90", "computed"), ("p90", "computed", "turns")
+_MORE_IS_BETTER = "turns"
+
+
+def _paired(name: str, each: Sequence[tuple[object, object]], what: str) -> PairedRow:
+    """Returns the row of one measure of runs with the part on, and off."""
+    on, off = ([max(1e-6, _MEASURES[what](pair[at])) for pair in each] for at in (0, 1))
+    return PairedRow(f"{name}: {what}", Figure(on), Figure(off))
+
+
+def _rows(name: str, term: Term, one: Run, seeds: Sequence[int]) -> Iterator[PairedRow]:
+    for cell in one.amount(term.cells[:1], term.cells, (*term.cells, *term.others)):
+        pairs = by_seed(cell, seeds, term, _open_of_seed)
+        for what in _OF_CELLS:
+            yield _paired(f"{name}, {cell.name}", pairs, what)
+    for loop in one.amount(SMOKE_LOOPS, QUICK_LOOPS, LOOPS) if term.is_in_loops else ():
+        played_loops = by_seed(loop, seeds, term, _loop_of_seed)
+        for what in _OF_LOOPS:
+            yield _paired(f"{name}, {loop.name}", played_loops, what)
+
+
+def _verdict(name: str, rows: Sequence[PairedRow]) -> str:
+    """Returns in how many rows of each measure a part does better, and worse, by interval."""
+    counts: list[str] = []
+    for what in _MEASURES:
+        ratios = [row.ratio for row in rows if row.what.endswith(f": {what}") and row.ratio]
+        spans = [interval(ratio.values) for ratio in ratios]
+        less = sum(high < 1.0 for _, high in spans)
+        more = sum(low > 1.0 for low, _ in spans)
+        better, worse = (more, less) if what == _MORE_IS_BETTER else (less, more)
+        if ratios:
+            counts.append(f"{what} better in {better}, worse in {worse} of {len(ratios)}")
+    return f"{name}: {'; '.join(counts)}"
+
+
+def main(one: Run) -> None:
+    """Measures each part in its cells, and says what it brings."""
+    seeds = SEEDS[: one.options.seeds or one.amount(2, 3, 10)]  # an interval needs two
+    verdicts = []
+    for name in one.options.only or TERMS:
+        made: list[PairedRow] = []
+        for row in _rows(name, TERMS[name], one, seeds):
+            one.add([row])
+            made.append(row)
+        verdicts.append(_verdict(name, made))
+    print("\n" + "\n".join(verdicts))
+    print(f"\n{METHOD}Seeds: {len(seeds)}, from {seeds[0]}")
+
+
+if __name__ == "__main__":
+    parser = arguments(__doc__, "three seeds, a short loop, and only cells where a part acts")
+    parser.add_argument("--only", nargs="+", choices=list(TERMS), metavar="TERM")
+    parser.add_argument("--seeds", type=int, metavar="N", help="the first N seeds only")
+    with run(parser) as made:
+        main(made)
