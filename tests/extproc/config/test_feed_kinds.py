@@ -124,7 +124,7 @@ def test_discovered_feed_is_at_the_ports_of_an_engine_after_others_on_its_host()
 
 
 def test_port_of_one_kind_takes_those_of_the_others_away() -> None:
-    zmq, grpc, _ = KINDS
+    zmq, grpc, *_ = KINDS
     ports = EventPorts(1, 2, load_port=3, drain=True)
     assert with_port(ports, zmq, 9) == EventPorts(9, 2, load_port=3)
     assert with_port(ports, grpc, 9) == EventPorts(grpc_port=9)
