@@ -120,7 +120,7 @@ def _engine(key: str, worker: WorkerSettings | FoundWorker, _: Config) -> Iterat
 
 def _feed(key: str, worker: WorkerSettings | FoundWorker, _: Config) -> Iterator[str]:
     if isinstance(worker.events, WorkerEvents):
-        for rule in (_one_source, _addresses, _needing, _overlapping):
+        for rule in (_one_source, _shared_addresses, _needing, _addresses_of_ranks, _overlapping):
             yield from until_wrong(rule, f"{key}.events", worker.events)
     elif isinstance(worker.events, EventPorts):
         yield from event_ports_faults(f"{key}.events", worker.events)
@@ -154,15 +154,16 @@ def _exactly_one(keys: Sequence[str]) -> str:
 def _needing_port(key: str, events: EventPorts) -> Iterator[str]:
     for kind in KINDS:
         if kind.found_key and getattr(events, kind.found_key) is None:
-            for one in kind.addresses[1:]:
-                if getattr(events, one.found_key) is not None:
-                    yield f"{key}.{one.found_key}: needs {kind.found_key}"
+            others = [one.found_key for one in kind.addresses[1:]]
+            given = [one for one in others if getattr(events, one) is not None]
+            yield from (f"{key}.{one}: needs {kind.found_key}" for one in given)
 
 
 def _high_ports(key: str, events: EventPorts) -> Iterator[str]:
-    for one in FOUND_ADDRESSES:
-        if one.last_port(events) > address.MAX_PORT:
-            yield f"{key}.{one.found_key}: with its ranks it is above 65535"
+    last = {one.found_key: one.last_port(events) for one in FOUND_ADDRESSES}
+    for name, port in last.items():
+        if port > address.MAX_PORT:
+            yield f"{key}.{name}: with its ranks it is above 65535"
 
 
 def _overlapping_ports(key: str, events: EventPorts) -> Iterator[str]:
@@ -187,8 +188,17 @@ def _one_source(key: str, events: WorkerEvents) -> Iterator[str]:
         yield f"{key}: {_exactly_one([kind.key for kind in KINDS])}"
 
 
-def _addresses(key: str, events: WorkerEvents) -> Iterator[str]:
-    for one in ADDRESSES:
+_OF_RANKS = [one for one in ADDRESSES if one.is_by_rank]
+_SHARED_BY_RANKS = [one for one in ADDRESSES if not one.is_by_rank]
+
+
+def _shared_addresses(key: str, events: WorkerEvents) -> Iterator[str]:
+    for one in _SHARED_BY_RANKS:
+        yield from until_wrong(_address, f"{key}.{one.key}", events, one)
+
+
+def _addresses_of_ranks(key: str, events: WorkerEvents) -> Iterator[str]:
+    for one in _OF_RANKS:
         yield from until_wrong(_address, f"{key}.{one.key}", events, one)
 
 
@@ -233,7 +243,7 @@ def _needing_kind(key: str, events: WorkerEvents, kind: FeedKind[Any]) -> Iterat
 
 def _overlapping(key: str, events: WorkerEvents) -> Iterator[str]:
     taken: dict[Address, str] = {}
-    for one in (one for one in ADDRESSES if one.is_by_rank):
+    for one in _OF_RANKS:
         ports = dict.fromkeys(until_wrong(_places_of_ranks, events, one), one.key)
         for other in dict.fromkeys(taken[place] for place in ports if place in taken):
             yield f"{key}: {_overlap(other, one.key, events.ranks)}"
