@@ -264,7 +264,8 @@ class FollowedWorkers:
         if store in self._pools:
             raise ValueError(f"store {store} is followed already")
         pool = self.stores.pool(store)
-        place, feed = RankName(f"store {store}", 0), Feed(transport.recovery)
+        place = RankName(f"store {store}", 0)
+        feed = Feed(transport.recovery, why_lost=transport.why_lost)
         subscriber = Subscriber(place, feed, pool, transport, self._shared)
         task = asyncio.create_task(subscriber.run())
         self._pools[store] = _FollowedPool(pool, subscriber, task)
@@ -349,7 +350,7 @@ class FollowedWorkers:
     ) -> _Followed:
         place = RankName(owner.worker, owner.rank)
         emptied, cut = self._news_of(place.worker)
-        feed = Feed(transport.recovery)
+        feed = Feed(transport.recovery, why_lost=transport.why_lost)
         tap = None if self.taps is None else self.taps.add(owner.worker)
         subscriber = Subscriber(
             place, feed, owner, transport, shared, emptied, cut, restoring, witness=tap

@@ -22,6 +22,7 @@ class MemoryTransport:
     replays: list[int] = field(default_factory=list)
     replay_error: str | None = None
     recovery: Recovery = Recovery.REPLAY
+    why_lost: str = "no replay endpoint"
     signals: asyncio.Queue[Signal] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:

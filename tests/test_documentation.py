@@ -16,6 +16,7 @@ from prometheus_client import generate_latest
 
 from extproc.__main__ import make_parser
 from extproc.commands.completion import commands_of
+from extproc.config.feed_kinds import KINDS
 from extproc.config.reader import parse
 from extproc.config.schema import Config
 from extproc.disaggregation.legs import WORDS
@@ -85,6 +86,18 @@ def yaml_of(value: object) -> str:
 def test_configuration_keys_are_documented_as_in_the_code() -> None:
     documented = re.findall(r"^\| `.*\|$", (DOCS / "configuration.md").read_text(), re.MULTILINE)
     assert documented == list(rows_of(Config, "", {}))
+
+
+def test_kinds_of_feeds_are_all_documented_with_the_extras_that_they_need() -> None:
+    page = (DOCS / "feeds.md").read_text().partition("## Set up the engine\n")[2]
+    rows = re.findall(r"^\|.*`events: \{(\w+): .*$", page.partition("\n## ")[0], re.MULTILINE)
+    assert set(rows) == {kind.key for kind in KINDS}
+    for kind in KINDS:
+        named = [row for row in page.splitlines() if f"`events: {{{kind.key}: " in row]
+        extras = {one for row in named for one in re.findall(r"`pip install '\.\[(\w+)\]'`", row)}
+        assert extras == ({kind.extra} if kind.extra else set()), kind.key
+    together = (DOCS / "configuration.md").read_text().partition("two workers with the same")[2]
+    assert names_said(together.partition(";")[0]) >= {kind.key for kind in KINDS}
 
 
 def test_example_configuration_is_accepted() -> None:

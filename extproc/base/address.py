@@ -12,6 +12,8 @@ MAX_PATH_BYTES = 107
 WILDCARDS = ("*", "0.0.0.0", "::")
 MAX_PORT = 65_535
 
+_LOOPBACK = "127.0.0.1"
+
 
 class Address(NamedTuple):
     """A host (a name or an IP address, without brackets) and a port."""
@@ -120,6 +122,27 @@ def parse_http(text: str) -> Address:
     if not text.startswith("http://"):
         raise ValueError(f"must be http://host:port, is {text!r}")
     return parse(text.removeprefix("http://").removesuffix("/"))
+
+
+def same_place(place: Address) -> Address:
+    """Returns an address in the spelling used to compare addresses."""
+    host = place.host.lower()
+    return Address(_LOOPBACK if host == "localhost" else host, place.port)
+
+
+def with_host(endpoint: str, name: str, host: str) -> str:
+    """Returns an endpoint, with or without a scheme, with another host if it names this one.
+
+    name: the host that it may name. host: the other one, without brackets.
+    """
+    scheme, separator, rest = endpoint.rpartition("://")
+    try:
+        place = parse(rest.removesuffix("/"))
+    except ValueError:
+        return endpoint
+    if same_place(place).host != same_place(Address(name, 0)).host:
+        return endpoint
+    return f"{scheme}{separator}{place._replace(host=host)}"
 
 
 def _is_ipv6(host: str) -> bool:

@@ -7,7 +7,7 @@ says so at run time if something that it needs is missing.
 from collections.abc import Iterator
 
 from extproc.base import address
-from extproc.config.fleet_rules import same_place
+from extproc.config.feed_kinds import kind_in
 from extproc.config.schema import USAGE, Config, WorkerEvents, WorkerSettings
 from extproc.config.sections import ANY, StoreSettings
 
@@ -115,7 +115,7 @@ def _doors_taken_twice(config: Config) -> Iterator[str]:
         if worker.transfer_port is None:
             continue
         host = address.parse(worker.endpoint).host
-        place = same_place(address.Address(host, worker.transfer_port))
+        place = address.same_place(address.Address(host, worker.transfer_port))
         owner = owners.setdefault(place, position)
         if owner != position:
             yield f"workers[{position}].transfer_port: {place} is that of workers[{owner}] too"
@@ -145,9 +145,11 @@ def _publisher(key: str, store: StoreSettings, worker: WorkerSettings | None) ->
         return
     if worker.events is None:
         yield f"{key}.workers: {worker.endpoint} has no events, so nothing tells what it stores"
-    elif isinstance(worker.events, WorkerEvents) and worker.events.zmq is None and not store.media:
-        name = "grpc" if worker.events.grpc is not None else "drain"
-        yield f"{key}.workers: events of {worker.endpoint} over {name} do not name a store's blocks"
+    elif isinstance(worker.events, WorkerEvents) and not store.media:
+        kind = kind_in(worker.events)
+        if not kind.names_stored:
+            says = f"events of {worker.endpoint} over {kind.key} do not name a store's blocks"
+            yield f"{key}.workers: {says}"
 
 
 def _deletion_cost(config: Config) -> Iterator[str]:

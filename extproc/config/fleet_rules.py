@@ -8,11 +8,22 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from extproc.base import address
 from extproc.base.address import Address
 from extproc.base.errors import EXTRAS
+from extproc.config.feed_kinds import (
+    ADDRESSES,
+    FOUND_ADDRESSES,
+    KINDS,
+    FeedAddress,
+    FeedKind,
+    kind_found,
+    kind_in,
+    kinds_found,
+    kinds_in,
+)
 from extproc.config.schema import (
     Config,
     DnsName,
@@ -25,8 +36,6 @@ from extproc.config.schema import (
 from extproc.config.wrong_keys import until_wrong
 
 AT_LEAST_ONE = "at least one is needed"
-
-_LOOPBACK = "127.0.0.1"
 
 
 def fleet_faults(config: Config) -> Iterator[str]:
@@ -111,7 +120,7 @@ def _engine(key: str, worker: WorkerSettings | FoundWorker, _: Config) -> Iterat
 
 def _feed(key: str, worker: WorkerSettings | FoundWorker, _: Config) -> Iterator[str]:
     if isinstance(worker.events, WorkerEvents):
-        for rule in (_one_source, _grpc, _drain, _needing_zmq, _addresses, _overlapping):
+        for rule in (_one_source, _shared_addresses, _needing, _addresses_of_ranks, _overlapping):
             yield from until_wrong(rule, f"{key}.events", worker.events)
     elif isinstance(worker.events, EventPorts):
         yield from event_ports_faults(f"{key}.events", worker.events)
@@ -129,28 +138,32 @@ def _port(key: str, worker: FoundWorker, _: Config) -> Iterator[str]:
 
 def event_ports_faults(key: str, events: EventPorts) -> Iterator[str]:
     """Yields the faults of a feed's ports."""
-    for rule in (_one_port, _needing_zmq_port, _high_ports, _overlapping_ports):
+    for rule in (_one_port, _needing_port, _high_ports, _overlapping_ports):
         yield from until_wrong(rule, key, events)
 
 
 def _one_port(key: str, events: EventPorts) -> Iterator[str]:
-    if (events.zmq_port, events.grpc_port, events.drain or None).count(None) != 2:
-        yield f"{key}: needs exactly one of zmq_port, grpc_port and drain"
+    if len(kinds_found(events)) != 1:
+        yield f"{key}: {_exactly_one([kind.found_key for kind in KINDS if kind.found_key])}"
 
 
-def _needing_zmq_port(key: str, events: EventPorts) -> Iterator[str]:
-    if events.zmq_port is None:
-        for name, port in (("replay", events.replay_port), ("load", events.load_port)):
-            if port is not None:
-                yield f"{key}.{name}_port: needs zmq_port"
+def _exactly_one(keys: Sequence[str]) -> str:
+    return f"needs exactly one of {', '.join(keys[:-1])} and {keys[-1]}"
+
+
+def _needing_port(key: str, events: EventPorts) -> Iterator[str]:
+    for kind in KINDS:
+        if kind.found_key and getattr(events, kind.found_key) is None:
+            others = [one.found_key for one in kind.addresses[1:]]
+            given = [one for one in others if getattr(events, one) is not None]
+            yield from (f"{key}.{one}: needs {kind.found_key}" for one in given)
 
 
 def _high_ports(key: str, events: EventPorts) -> Iterator[str]:
-    ports = {**_ports_of_ranks(events), "grpc": events.grpc_port}
-    for name, port in ports.items():
-        last = (port or 0) + (0 if name == "grpc" else events.ranks - 1)
-        if last > address.MAX_PORT:
-            yield f"{key}.{name}_port: with its ranks it is above 65535"
+    last = {one.found_key: one.last_port(events) for one in FOUND_ADDRESSES}
+    for name, port in last.items():
+        if port > address.MAX_PORT:
+            yield f"{key}.{name}: with its ranks it is above 65535"
 
 
 def _overlapping_ports(key: str, events: EventPorts) -> Iterator[str]:
@@ -161,7 +174,7 @@ def _overlapping_ports(key: str, events: EventPorts) -> Iterator[str]:
 
 def _ports_of_ranks(events: EventPorts) -> dict[str, int | None]:
     """Returns the ports of rank 0 beside which those of the other ranks are."""
-    return {"zmq": events.zmq_port, "replay": events.replay_port, "load": events.load_port}
+    return {one.key: getattr(events, one.found_key) for one in FOUND_ADDRESSES if one.is_by_rank}
 
 
 def _overlap(one: str, other: str, ranks: int) -> str:
@@ -171,80 +184,78 @@ def _overlap(one: str, other: str, ranks: int) -> str:
 
 
 def _one_source(key: str, events: WorkerEvents) -> Iterator[str]:
-    if [events.zmq, events.grpc, events.drain].count(None) != len(("zmq", "grpc")):
-        yield f"{key}: needs exactly one of zmq, grpc and drain"
+    if len(kinds_in(events)) != 1:
+        yield f"{key}: {_exactly_one([kind.key for kind in KINDS])}"
 
 
-def _grpc(key: str, events: WorkerEvents) -> Iterator[str]:
-    if events.grpc is not None:
-        yield from address_fault(f"{key}.grpc", events.grpc, _parse_port(address.parse))
+_OF_RANKS = [one for one in ADDRESSES if one.is_by_rank]
+_SHARED_BY_RANKS = [one for one in ADDRESSES if not one.is_by_rank]
 
 
-def _drain(key: str, events: WorkerEvents) -> Iterator[str]:
-    if events.drain is not None:
-        yield from address_fault(f"{key}.drain", events.drain, _parse_port(address.parse_http))
+def _shared_addresses(key: str, events: WorkerEvents) -> Iterator[str]:
+    for one in _SHARED_BY_RANKS:
+        yield from until_wrong(_address, f"{key}.{one.key}", events, one)
 
 
-def _needing_zmq(key: str, events: WorkerEvents) -> Iterator[str]:
-    if events.zmq is None:
-        yield from (
-            f"{key}.{name}: needs zmq"
-            for name in ("replay", "load", "bind")
-            if getattr(events, name)
-        )
+def _addresses_of_ranks(key: str, events: WorkerEvents) -> Iterator[str]:
+    for one in _OF_RANKS:
+        yield from until_wrong(_address, f"{key}.{one.key}", events, one)
 
 
-# The addresses of a feed over ZMQ, each of which has a port for each rank.
-_OF_RANKS = ("zmq", "replay", "load")
-
-
-def _addresses(key: str, events: WorkerEvents) -> Iterator[str]:
-    for name in _OF_RANKS:
-        yield from until_wrong(_address, f"{key}.{name}", events, name)
-
-
-def _address(key: str, events: WorkerEvents, name: str) -> Iterator[str]:
-    text = getattr(events, name)
+def _address(key: str, events: WorkerEvents, one: FeedAddress) -> Iterator[str]:
+    text = getattr(events, one.key)
     if text is None:
         return
     try:
-        place = _publisher(events, name, text)
+        place = _publisher(events, one, text)
     except ValueError as error:
         yield f"{key}: {error}"
         return
-    if place.port + events.ranks - 1 > address.MAX_PORT:
+    if place.port + one.ports(events) - 1 > address.MAX_PORT:
         yield f"{key}: port {place.port} + {events.ranks} ranks is above 65535"
 
 
-def _publisher(events: WorkerEvents, name: str, text: str) -> Address:
+def _publisher(events: WorkerEvents, one: FeedAddress, text: str) -> Address:
     """Returns the address of rank 0.
 
     Raises:
         ValueError: it is none that the router can connect to, or bind.
     """
-    place = address.parse_tcp(text)
-    if not (name == "zmq" and events.bind):
+    place = one.parse(text)
+    if not one.is_bound(events):
         _raise_unless_reachable(place, text)
     if not place.port:
         raise ValueError(f"must have a port above 0, is {text!r}")
     return place
 
 
+def _needing(key: str, events: WorkerEvents) -> Iterator[str]:
+    for kind in KINDS:
+        yield from until_wrong(_needing_kind, key, events, kind)
+
+
+def _needing_kind(key: str, events: WorkerEvents, kind: FeedKind[Any]) -> Iterator[str]:
+    if getattr(events, kind.key) is None:
+        yield from (
+            f"{key}.{name}: needs {kind.key}" for name in kind.needing if getattr(events, name)
+        )
+
+
 def _overlapping(key: str, events: WorkerEvents) -> Iterator[str]:
     taken: dict[Address, str] = {}
-    for name in _OF_RANKS:
-        ports = dict.fromkeys(until_wrong(_places_of_ranks, events, name), name)
-        for other in dict.fromkeys(taken[one] for one in ports if one in taken):
-            yield f"{key}: {_overlap(other, name, events.ranks)}"
+    for one in _OF_RANKS:
+        ports = dict.fromkeys(until_wrong(_places_of_ranks, events, one), one.key)
+        for other in dict.fromkeys(taken[place] for place in ports if place in taken):
+            yield f"{key}: {_overlap(other, one.key, events.ranks)}"
         taken |= ports
 
 
-def _places_of_ranks(events: WorkerEvents, name: str) -> Iterator[Address]:
+def _places_of_ranks(events: WorkerEvents, one: FeedAddress) -> Iterator[Address]:
     """Yields the address of each rank; none if it is no address, which is reported elsewhere."""
-    text = getattr(events, name)
+    text = getattr(events, one.key)
     with contextlib.suppress(ValueError):
-        place = _publisher(events, name, text or "")
-        yield from (Address(place.host, place.port + rank) for rank in range(events.ranks))
+        place = _publisher(events, one, text or "")
+        yield from (Address(place.host, place.port + rank) for rank in range(one.ports(events)))
 
 
 def _parse_nameserver(text: str) -> None:
@@ -304,7 +315,7 @@ def missing_extras(config: Config, find: Callable[[str], object]) -> list[Extra]
 
     find: returns None for a module that is not installed.
     """
-    needed = [Extra(key, "grpc") for key in _grpc_keys(config)]
+    needed = [*_extras_of_feeds(config)]
     if config.discovery.kubernetes is not None:
         needed.append(Extra("discovery.kubernetes", "kubernetes"))
     url = "" if config.sharing is None else config.sharing.url
@@ -313,17 +324,22 @@ def missing_extras(config: Config, find: Callable[[str], object]) -> list[Extra]
     return [one for one in needed if find(EXTRAS[one.name][0]) is None]
 
 
-def _grpc_keys(config: Config) -> Iterator[str]:
-    """Yields the keys that need grpcio."""
+def _extras_of_feeds(config: Config) -> Iterator[Extra]:
+    """Yields the keys of feeds whose transports need an extra."""
     for position, worker in enumerate(config.workers):
-        if isinstance(worker.events, WorkerEvents) and worker.events.grpc is not None:
-            yield f"workers[{position}].events.grpc"
+        if isinstance(worker.events, WorkerEvents):
+            kind = kind_in(worker.events)
+            if kind.extra:
+                yield Extra(f"workers[{position}].events.{kind.key}", kind.extra)
     found = {f"dns[{at}]": one.worker for at, one in enumerate(config.discovery.dns)}
     if config.discovery.kubernetes is not None:
         found["kubernetes"] = config.discovery.kubernetes.worker
     for source, one in found.items():
-        if isinstance(one.events, EventPorts) and one.events.grpc_port is not None:
-            yield f"discovery.{source}.worker.events.grpc_port"
+        if isinstance(one.events, EventPorts):
+            kind = kind_found(one.events)
+            if kind.extra:
+                key = f"discovery.{source}.worker.events.{kind.found_key}"
+                yield Extra(key, kind.extra)
 
 
 def shared_endpoints(key: str, workers: Sequence[WorkerSettings]) -> Iterator[str]:
@@ -345,7 +361,7 @@ def shared_endpoints(key: str, workers: Sequence[WorkerSettings]) -> Iterator[st
 def _place_of(worker: WorkerSettings) -> Iterator[Address | str]:
     """Yields the worker's endpoint, as text if it is no address, which is reported elsewhere."""
     try:
-        yield same_place(address.parse(worker.endpoint))
+        yield address.same_place(address.parse(worker.endpoint))
     except ValueError:
         yield worker.endpoint
 
@@ -366,45 +382,23 @@ def shared_feeds(key: str, workers: Sequence[WorkerSettings]) -> Iterator[str]:
 
 
 def _sources(worker: WorkerSettings) -> Iterator[tuple[str, Address, tuple[object, ...]]]:
-    """Yields a feed's addresses: key, address, and the tuple that must be unique among workers.
-
-    Publishers behind one proxy share an address, but have different topics.
-    """
-    events, tcp = worker.events, address.parse_tcp
-    if not isinstance(events, WorkerEvents):
-        return
-    yield from until_wrong(_zmq_places, events)
-    yield from until_wrong(lambda: _places("replay", events.replay, tcp, events.ranks))
-    yield from until_wrong(lambda: _places("load", events.load, tcp, events.ranks))
-    yield from until_wrong(lambda: _places("grpc", events.grpc, address.parse, 1, events.service))
-    yield from _places("drain", events.drain, address.parse_http)
-
-
-def _zmq_places(events: WorkerEvents) -> Iterator[tuple[str, Address, tuple[object, ...]]]:
-    topic = None if events.bind else events.topic
-    yield from _places("zmq", events.zmq, address.parse_tcp, events.ranks, topic)
+    """Yields a feed's addresses: key, address, and the tuple that must be unique among workers."""
+    if isinstance(worker.events, WorkerEvents):
+        for one in ADDRESSES:
+            yield from until_wrong(_places, worker.events, one)
 
 
 def _places(
-    name: str,
-    text: str | None,
-    parse: Callable[[str], Address],
-    ranks: int = 1,
-    beside: str | None = None,
+    events: WorkerEvents, one: FeedAddress
 ) -> Iterator[tuple[str, Address, tuple[object, ...]]]:
     """Yields each rank's address; none if the text is no address, which is reported elsewhere."""
+    text = getattr(events, one.key)
     if text is None:
         return
     try:
-        host, port = parse(text)
+        (host, port), beside = one.parse(text), one.beside(events)
     except ValueError:
         return
-    for one in range(port, min(port + ranks, address.MAX_PORT + 1)):
-        place = Address(host, one)
-        yield name, place, (name, same_place(place), beside)
-
-
-def same_place(place: Address) -> Address:
-    """Returns an address in the spelling used to compare addresses."""
-    host = place.host.lower()
-    return Address(_LOOPBACK if host == "localhost" else host, place.port)
+    for of_rank in range(port, min(port + one.ports(events), address.MAX_PORT + 1)):
+        place = Address(host, of_rank)
+        yield one.key, place, (one.key, address.same_place(place), beside)

@@ -15,12 +15,12 @@ from operator import attrgetter
 from extproc.base import address, headers
 from extproc.base.template_arguments import RESERVED_ARGUMENTS
 from extproc.config.feature_doubts import feature_doubts, is_discovered
+from extproc.config.feed_kinds import KINDS
 from extproc.config.fleet_rules import (
     AT_LEAST_ONE,
     address_fault,
     fleet_faults,
     parse_publisher,
-    same_place,
 )
 from extproc.config.schema import (
     USAGE,
@@ -432,12 +432,13 @@ def _feeds_of_processes(config: Config) -> Iterator[str]:
 
 
 def _feed_of_one(key: str, worker: WorkerSettings, config: Config) -> Iterator[str]:
-    if isinstance(worker.events, WorkerEvents) and (worker.events.drain or worker.events.bind):
-        yield (
-            f"{key}.{'drain' if worker.events.drain else 'bind'}: cannot be shared by"
-            f" {config.extproc.processes} processes (extproc.processes): put `kvsteer bridge` in"
-            " between"
-        )
+    if isinstance(worker.events, WorkerEvents):
+        consumed = [one.key for one in KINDS if one.is_consumed and getattr(worker.events, one.key)]
+        for name in consumed or (["bind"] if worker.events.bind else []):
+            yield (
+                f"{key}.{name}: cannot be shared by {config.extproc.processes} processes"
+                " (extproc.processes): put `kvsteer bridge` in between"
+            )
 
 
 def _routers(config: Config) -> Iterator[tuple[str, str]]:
@@ -556,7 +557,7 @@ def clashes(
     taken: dict[tuple[int, object], int] = {}  # by port, and host or family: the first listener
     for position, (key, text) in enumerate(listeners):
         try:
-            place = same_place(parse(text))
+            place = address.same_place(parse(text))
         except ValueError:  # reported as a fault of the address
             continue
         if not place.port:
@@ -579,7 +580,7 @@ def clashes(
 
 def _listens_on_loopback(text: str) -> bool:
     try:
-        return address.is_loopback(same_place(address.parse(text)).host)
+        return address.is_loopback(address.same_place(address.parse(text)).host)
     except ValueError:
         return False
 

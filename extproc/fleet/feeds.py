@@ -10,18 +10,18 @@ import msgspec
 
 from extproc.base.errors import StartError
 from extproc.base.fault import Fault
+from extproc.config.feed_kinds import configured
 from extproc.config.schema import Config, WorkerEvents
 from extproc.fleet.asking_times import USUAL, AskingTimes
-from extproc.fleet.feed_kinds import configured
-from extproc.fleet.feed_sources import SourcePlaces, permitted, places, ranks_of
 from extproc.fleet.polling import MAX_QUESTIONS, Polling, Question
 from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import FeedPlan, Following, Place, Table, Worker
+from extproc.fleet.reported_sources import SourcePlaces, permitted, places
 from extproc.fleet.reuse import Reuse
 from kvstate.errors import printable
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_news import UNSEQUENCED
-from kvstate.feeds.feed_sources import FeedSource
+from kvstate.feeds.feed_sources import FeedSource, ranks_of
 from kvstate.feeds.transport import FeedTransport
 from kvstate.fleet import FeedStatus, FollowedWorkers, ReportedLoad
 

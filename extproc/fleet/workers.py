@@ -11,12 +11,12 @@ from extproc.base import address
 from extproc.base.attention import has_hybrid_files
 from extproc.base.engine import RUST
 from extproc.base.fault import Fault
+from extproc.config.feed_kinds import at_address
 from extproc.config.schema import AUTO, Config, WorkerEvents
 from extproc.fleet.asking_times import USUAL, AskingTimes
 from extproc.fleet.candidates import Candidates
 from extproc.fleet.discovery.view import STATIC, listed, merged
 from extproc.fleet.discovery.view import Fleet as Members
-from extproc.fleet.feed_sources import at_address
 from extproc.fleet.feeds import Feeds, OpenTransports
 from extproc.fleet.identifying import Identifying
 from extproc.fleet.lanes import Lanes

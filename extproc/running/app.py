@@ -43,7 +43,7 @@ from extproc.config.sections import session_headers
 from extproc.fleet.discovery.discovery import Discovery, DiscoveryCollector
 from extproc.fleet.discovery.sources import sources_of
 from extproc.fleet.discovery.view import listed
-from extproc.fleet.feed_kinds import open_feed
+from extproc.fleet.feed_openers import open_feed
 from extproc.fleet.proof_memory import ProofMemory
 from extproc.fleet.remembered import RememberedWorkers
 from extproc.fleet.verifying import VerifiedCollector

@@ -172,7 +172,7 @@ class Bridge:
                     max_bytes=limits.history_bytes,
                 ),
                 Mirror(limits.mirror_bytes),
-                Feed(transport.recovery),
+                Feed(transport.recovery, why_lost=transport.why_lost),
                 self._ring,
             )
             for rank, transport in enumerate(transports)

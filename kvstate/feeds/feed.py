@@ -152,18 +152,10 @@ SAVED_STAMPS = 8
 
 # Why the first batch received was not the publisher's first.
 NOTHING_YET = "nothing was received yet: blocks stored before this connection are unknown"
-NO_REPLAY = "no replay endpoint: blocks stored before this connection are unknown"
 SNAPSHOT_LATE = "a snapshot of everything began and does not end"
 OTHER_PUBLISHER = (
     "its replays contradict what it publishes: is `replay` the endpoint of another worker?"
 )
-# Why missed batches cannot be recovered; with replays, why they are ignored.
-_NOT_TO_BE_HAD = {
-    Recovery.NONE: "no replay endpoint",
-    Recovery.REPLAY: OTHER_PUBLISHER,
-    Recovery.RESUME: "the publisher skipped them",
-    Recovery.QUEUED: "another consumer drains this worker, or its event buffer overflowed",
-}
 
 # A batch that arrives without a connection is a remnant of the last one.
 _WITHOUT_CONNECTION = (FeedState.CONNECTING, FeedState.STALE, FeedState.UNSUPPORTED)
@@ -172,11 +164,12 @@ _WITHOUT_CONNECTION = (FeedState.CONNECTING, FeedState.STALE, FeedState.UNSUPPOR
 class Feed:
     """One rank's feed, not connected yet.
 
-    recovery: how missed batches are recovered. held: for live batches during a replay. stamps:
-    of the batches that it took. wants_everything: a replay failed, and a complete one may repair
-    this. wants_retry: the replay that follows what was restored failed, and is to be asked for
-    again. restoration: what became of the blocks with which it began. dropped: counts the live
-    batches that were dropped because of their number.
+    recovery: how missed batches are recovered. held: for live batches during a replay. stamps: of
+    the batches that it took. why_lost: why batches are lost, as `FeedTransport` says it.
+    wants_everything: a replay failed, and a complete one may repair this. wants_retry: the replay
+    that follows what was restored failed, and is to be asked for again. restoration: what became of
+    the blocks with which it began. dropped: counts the live batches that were dropped because of
+    their number.
     """
 
     def __init__(
@@ -184,6 +177,8 @@ class Feed:
         recovery: Recovery,
         held: HeldBatches | None = None,
         stamps: Stamps | None = None,
+        *,
+        why_lost: str = "no replay",
     ) -> None:
         self.state = FeedState.CONNECTING
         self.reason = "not connected yet"
@@ -195,6 +190,7 @@ class Feed:
         self.wants_retry = False
         self.restoration = Restoration.NONE
         self._recovery = recovery
+        self._why_lost = why_lost
         self._asks = recovery is Recovery.REPLAY
         self._next: int | None = None
         self._stamps = Stamps() if stamps is None else stamps
@@ -285,10 +281,11 @@ class Feed:
             return self._ask("connected")
         is_without = self._recovery is Recovery.NONE
         if self._next is None:
-            self._incomplete = NO_REPLAY if is_without else NOTHING_YET
+            unknown = f"{self._why_lost}: blocks stored before this connection are unknown"
+            self._incomplete = unknown if is_without else NOTHING_YET
             self._settle()
         elif is_without:
-            return self._hole("the connection was lost and there is no replay endpoint")
+            return self._hole(f"the connection was lost and there is {self._why_lost}")
         else:
             self._unproven = self._next - 1
             self.state, self.reason = FeedState.REPLAYING, f"resuming after batch {self._unproven}"
@@ -481,7 +478,7 @@ class Feed:
             return self._regress(batch, expected)
         self.gaps += 1
         if not self._has_replays:
-            why = _NOT_TO_BE_HAD[self._recovery]
+            why = OTHER_PUBLISHER if self._asks else self._why_lost
             return self._lose(expected, batch.sequence - 1, why) + self._take(batch)
         self._held_batches.append(batch)
         return self._ask(f"batches {expected} to {batch.sequence - 1} were missed")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,21 @@ class DrainSource:
     ranks: int = 1
 
 
+class SharedSource(Protocol):
+    """A source with one connection for all ranks of a worker."""
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+
+
 # ZMQ has one source for each rank, in order.
-FeedSource: TypeAlias = tuple[ZmqSource, ...] | GrpcSource | DrainSource
+FeedSource: TypeAlias = tuple[ZmqSource, ...] | SharedSource
+
+
+def ranks_of(source: FeedSource) -> int:
+    """Returns how many ranks a source has."""
+    return len(source) if isinstance(source, tuple) else source.ranks
 
 
 class Recovery(StrEnum):

@@ -10,7 +10,7 @@ batches from the relay. OUT_OF_RANGE and DATA_LOSS both mean: subscribe again fr
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, NoReturn
 
 import grpc
@@ -21,6 +21,7 @@ from kvstate.feeds.backoff import Backoff
 from kvstate.feeds.feed_sources import GrpcSource, Recovery
 from kvstate.feeds.grpc_limits import USUAL, GrpcLimits
 from kvstate.feeds.shared_connection import Mark, RankTransport, SharedConnection
+from kvstate.feeds.slices import sliced
 from kvstate.feeds.transport import (
     Connected,
     Disconnected,
@@ -30,7 +31,6 @@ from kvstate.feeds.transport import (
     SnapshotBegun,
 )
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch, SubscribeKvEventsRequest
-from kvstate.steps import Result, Steps
 from kvstate.wire.grpc_wire import decoding, load_of, parsing, rank_of, snapshot_of
 
 # The gRPC service that has the method, by engine.
@@ -78,6 +78,8 @@ async def subscribing(
         )
 
 
+_SKIPPED = "the publisher skipped them"
+
 # The server cannot continue from our position.
 _STARTS_OVER = (grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.DATA_LOSS)
 _TOO_MANY_PINGS = "oo many pings"
@@ -110,7 +112,7 @@ class _GrpcFeeds:
         self._chance = chance
         self._limits = limits
         self._shared = SharedConnection(
-            source.target, source.ranks, Recovery.RESUME, self._follow, limits.queue
+            source.target, source.ranks, Recovery.RESUME, _SKIPPED, self._follow, limits.queue
         )
         self._retries = Backoff(*limits.retry_seconds, chance)
         self._keepalive_ms = limits.keepalive_ms
@@ -193,7 +195,7 @@ class _GrpcFeeds:
 
     async def _take(self, raw: bytes) -> None:
         try:
-            message = await _sliced(parsing(raw), self._limits.slice_seconds)
+            message = await sliced(parsing(raw), self._limits.slice_seconds)
         except WireError:  # the next number shows which rank it was for
             await self.transports[0].hand(Malformed())
             return
@@ -216,7 +218,7 @@ class _GrpcFeeds:
 
     async def _batch(self, message: KvEventBatch) -> Batch:
         """Decodes a batch; TensorRT-LLM's batches show the size of a full block."""
-        events = await _sliced(decoding(message, self._full_block_size), self._limits.slice_seconds)
+        events = await sliced(decoding(message, self._full_block_size), self._limits.slice_seconds)
         if self._source.service == "trtllm":
             sizes = (each.block_size for each in events.events if isinstance(each, BlocksStored))
             self._full_block_size = max(self._full_block_size, *sizes, 0)
@@ -257,18 +259,6 @@ class _GrpcFeeds:
         since = asyncio.get_running_loop().time() - (self._began_at or 0.0)
         if self._was_connected or since >= self._limits.unreached_seconds:
             self._shared.tell(Disconnected(reason))
-
-
-async def _sliced(steps: Generator[None, None, Result], slice_seconds: float) -> Result:
-    """Runs steps in slices of time, so that other tasks can run, and returns the result."""
-    loop = asyncio.get_running_loop()
-    slice_ends = loop.time() + slice_seconds
-    done = Steps(steps)
-    for _ in done:
-        if loop.time() >= slice_ends:
-            await asyncio.sleep(0)
-            slice_ends = loop.time() + slice_seconds
-    return done.result
 
 
 def grpc_transports(

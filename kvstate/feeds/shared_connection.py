@@ -38,12 +38,17 @@ class RankTransport:
     """
 
     def __init__(
-        self, shared: "SharedConnection", recovery: Recovery, limits: QueueLimits = USUAL_QUEUE
+        self,
+        shared: "SharedConnection",
+        recovery: Recovery,
+        why_lost: str,
+        limits: QueueLimits = USUAL_QUEUE,
     ) -> None:
         self.last_taken: Mark | None = None
         self.is_closed = False
         self._shared = shared
         self._recovery = recovery
+        self._why_lost = why_lost
         self._limits = limits
         self._signals: deque[tuple[Signal, int]] = deque()
         self._queued_bytes = 0
@@ -55,6 +60,11 @@ class RankTransport:
     def recovery(self) -> Recovery:
         """The recovery of the connection."""
         return self._recovery
+
+    @property
+    def why_lost(self) -> str:
+        """What the connection says of batches that are lost."""
+        return self._why_lost
 
     @property
     def queued(self) -> int:
@@ -134,9 +144,9 @@ class RankTransport:
 class SharedConnection:
     """The transports of a worker's ranks, and the loop that serves them.
 
-    name: of the worker's server, for messages. follow: connects repeatedly, and is called again if
-    it returns or fails; it is started when the first rank receives, and cancelled when the last one
-    closes.
+    name: of the worker's server, for messages. recovery, why_lost: those of each `FeedTransport`.
+    follow: connects repeatedly, and is called again if it returns or fails; it is started when the
+    first rank receives, and cancelled when the last one closes.
     """
 
     def __init__(
@@ -144,10 +154,11 @@ class SharedConnection:
         name: str,
         ranks: int,
         recovery: Recovery,
+        why_lost: str,
         follow: Callable[[], Awaitable[None]],
         limits: QueueLimits = USUAL_QUEUE,
     ) -> None:
-        self.transports = [RankTransport(self, recovery, limits) for _ in range(ranks)]
+        self.transports = [RankTransport(self, recovery, why_lost, limits) for _ in range(ranks)]
         self._limits = limits
         self.unknown_ranks: set[int] = set()
         self._name = name

@@ -95,6 +95,13 @@ class FeedTransport(Protocol):
     def recovery(self) -> Recovery:
         """How missed batches can be recovered."""
 
+    @property
+    def why_lost(self) -> str:
+        """Why batches that are not recovered are lost, in words.
+
+        If `recovery` is `Recovery.NONE`, they name what is not there: "no replay endpoint".
+        """
+
     async def receive(self) -> list[Signal]:
         """Waits for signals and returns at least one; a cancellation loses none."""
 

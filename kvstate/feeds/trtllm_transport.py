@@ -31,6 +31,8 @@ _REFUSALS = (404, 405, 501)
 _OK = 200
 _MAX_WORDS = 200
 
+_TAKEN = "another consumer drains this worker, or its event buffer overflowed"
+
 
 class _Refusal(Exception):
     """The server publishes no events."""
@@ -55,7 +57,7 @@ class _Drain:
         self._clock = clock
         self._limits = limits
         self._shared = SharedConnection(
-            source.url, source.ranks, Recovery.QUEUED, self._follow, limits.queue
+            source.url, source.ranks, Recovery.QUEUED, _TAKEN, self._follow, limits.queue
         )
         self._decoders = [RankDecoder() for _ in range(source.ranks)]
         self._polls = Backoff(*limits.poll_seconds, chance)

@@ -42,6 +42,8 @@ from kvstate.feeds.zmq_limits import USUAL, ZmqLimits
 from kvstate.feeds.zmtp_connection import ZmtpAddress, ZmtpConnection, place_of
 from kvstate.wire.zmq_wire import ends_replay, load_of, parse_frames
 
+NO_REPLAY = "no replay endpoint"
+
 REPLAY_CONNECT_SECONDS = 0.05
 
 # The longest silence for which the end of an answer is waited.
@@ -65,7 +67,7 @@ async def replay_from(
         ReplayError: no answer in time, or the answer is not a replay.
     """
     if endpoint is None:
-        raise ReplayError("no replay endpoint")
+        raise ReplayError(NO_REPLAY)
     reading = _Reading(endpoint, start, limits)
     reader = asyncio.create_task(reading.read_all())
     try:
@@ -264,6 +266,11 @@ class ZmqTransport:
     def recovery(self) -> Recovery:
         """By replay, if the source has an endpoint for it."""
         return Recovery.NONE if self._source.replay is None else Recovery.REPLAY
+
+    @property
+    def why_lost(self) -> str:
+        """What is not there if the source has no such endpoint."""
+        return NO_REPLAY
 
     async def receive(self) -> list[Signal]:
         """Waits for signals, and returns them; of messages, up to `MAX_SIGNALS`.

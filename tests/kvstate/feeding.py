@@ -23,9 +23,14 @@ def applied(*numbers: int, life: str = "old") -> Effects:
     return [batch(number, life) for number in numbers]
 
 
-def live(last: int, recovery: Recovery = Recovery.REPLAY, stamps: Stamps | None = None) -> Feed:
+def live(
+    last: int,
+    recovery: Recovery = Recovery.REPLAY,
+    stamps: Stamps | None = None,
+    why_lost: str = "nothing brings them",
+) -> Feed:
     """A feed that took the batches 0 to last."""
-    feed = Feed(recovery, stamps=stamps)
+    feed = Feed(recovery, stamps=stamps, why_lost=why_lost)
     replays = recovery is Recovery.REPLAY
     feed.connect()
     for number in range(last):

@@ -2,27 +2,14 @@
 
 from collections.abc import Sequence
 
+from extproc.commands.doctor.faults import OF_FEEDS
 from extproc.commands.doctor.findings import Finding, Severity
 
-# The faults of a worker's ports for events, replays and load.
-_OF_PORTS = (
-    "feed-nobody-listens",
-    "grpc-unreachable",
-    "load-nobody-listens",
-    "rank-missing",
-    "replay-nobody-listens",
-)
+# The codes of an engine's ports at which nothing listens.
+_OF_PORTS = [code for kind in OF_FEEDS.values() for code in kind.of_nobody]
 
-# Something answers at such a port, so that its engine may run.
-_OF_ANSWERS = (
-    "feed-not-zmq",
-    "feed-secured",
-    "feed-wrong-socket",
-    "load-not-zmq",
-    "load-wrong-socket",
-    "replay-not-zmq",
-    "replay-wrong-socket",
-)
+# The codes of ports at which something answers, so that the engine may run.
+_OF_ANSWERS = [code for kind in OF_FEEDS.values() for code in kind.of_answers]
 
 
 def _is_refused(finding: Finding) -> bool:

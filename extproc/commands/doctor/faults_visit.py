@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from extproc.commands.doctor.faults import OF_FEEDS
 from extproc.commands.doctor.findings import ROUTER, Finding, Severity, Subject
 from extproc.commands.doctor.steering_visit import local
 from extproc.commands.doctor.worker_visit import Answer, Means
@@ -11,6 +12,14 @@ from extproc.observing.faults import MAX_SHOWN
 from kvstate.errors import printable
 
 MAX_SAID = 400
+
+# The codes of feeds that have one connection for all ranks.
+_OF_CONNECTIONS = tuple(
+    code
+    for kind in OF_FEEDS.values()
+    for code in (kind.refused, kind.unreachable, kind.shared)
+    if code
+)
 
 # What the router calls by another name than the doctor, or sees only in general: by the router's
 # code, the doctor's codes that say the same more precisely.
@@ -20,7 +29,7 @@ _SAME = {
     "discovery-fault": ("discovery-fault",),
     "envoy-fails-open": ("envoy-fails-open",),
     "feed-degraded": ("replay-",),
-    "feed-not-live": ("feed-", "events-", "grpc-", "drain-", "rank"),
+    "feed-not-live": ("feed-", "events-", "rank", *_OF_CONNECTIONS),
     "not-delivered": ("envoy-worker-missing", "envoy-no-override", "envoy-namespaces"),
     "paths-unrecognized": ("envoy-path-rewritten",),
     "prefix-caching-off": ("prefix-caching-off",),

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from extproc.base import address
 from extproc.base.address import Address
 from extproc.commands.doctor import probe
+from extproc.commands.doctor.faults import OF_FEEDS
 from extproc.commands.doctor.findings import Finding, Subject
 from extproc.commands.doctor.probe import (
     BEYOND_ALL,
@@ -25,8 +26,8 @@ from extproc.commands.doctor.probe import (
     replayed,
 )
 from extproc.commands.doctor.worker_visit import Means, ReportedSources, WorkerReport
+from extproc.config.feed_kinds import configured, kind_of
 from extproc.config.schema import AUTO, WorkerEvents, WorkerSettings
-from extproc.fleet.feed_kinds import configured, kind_of
 from kvstate.errors import WireError
 from kvstate.feeds.feed_sources import FeedSource, ZmqSource
 from kvstate.overlap import Tokens
@@ -123,13 +124,6 @@ async def _configured(
     return await _connection(means, worker, visited, source, about)
 
 
-# The codes of a feed with one connection that refuses it, or does not answer; by its kind.
-_CODES = {
-    "grpc": ("grpc-unimplemented", "grpc-unreachable"),
-    "drain": ("drain-refused", "drain-refused"),
-}
-
-
 async def _connection(
     means: Means,
     worker: WorkerSettings,
@@ -145,13 +139,13 @@ async def _connection(
         )
         first = listeners[0].summary
         kind = kind_of(source)
-        refused, unreachable = _CODES[kind.key]
+        codes = OF_FEEDS[kind.key]
         if first.refused:
-            return [about.wrong(refused, f"{kind.place(source)}: {first.refused}")]
+            return [about.wrong(codes.refused, f"{kind.place(source)}: {first.refused}")]
         if not first.is_connected:
             says = first.lost or "no answer in time"
-            return [about.wrong(unreachable, f"{kind.place(source)}: {says}")]
-        return await _listen(means, worker, visited, listeners, about, is_drain=kind.is_consumed)
+            return [about.wrong(codes.unreachable, f"{kind.place(source)}: {says}")]
+        return await _listen(means, worker, visited, listeners, about, codes.shared)
     finally:
         await asyncio.gather(*(one.close() for one in listeners))
 
@@ -162,8 +156,7 @@ async def _listen(
     visited: WorkerReport,
     listeners: list[Listener],
     about: Subject,
-    *,
-    is_drain: bool,
+    shared: str,
 ) -> list[Finding]:
     findings: list[Finding] = []
     if means.probes and visited.is_there:
@@ -175,25 +168,25 @@ async def _listen(
         return [*findings, about.wrong("feed-lost", heard[0].lost)]
     if not findings:
         findings.append(about.right("feed", "it answers the subscription"))
-    if is_drain:
-        findings = list(_judge_drain(about, findings, heard))
+    if shared:
+        findings = list(_judge_consumed(about, findings, heard, shared))
     findings += [*judge_heard(about, heard), *judge_sizes(means, worker, heard, about)]
     return [*findings, *judge_groups(about, heard)]
 
 
-def _judge_drain(
-    about: Subject, findings: Iterable[Finding], heard: Iterable[MessageSummary]
+def _judge_consumed(
+    about: Subject, findings: Iterable[Finding], heard: Iterable[MessageSummary], shared: str
 ) -> Iterator[Finding]:
     """Yields the findings about a queue that gives each event to one caller only."""
     for one in findings:
         if one.code == "feed-silent":
             says = f"{one.says}: another client took the events, or the engine queues none"
-            yield about.wrong("drain-shared", says)
+            yield about.wrong(shared, says)
         else:
             yield one
     missing = sum(one.missing for one in heard)
     if missing:
-        yield about.wrong("drain-shared", f"another client took {missing} events")
+        yield about.wrong(shared, f"another client took {missing} events")
 
 
 async def visit_zmq(

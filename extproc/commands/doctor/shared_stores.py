@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator
 
 from extproc.base.engine import VLLM, Engine
 from extproc.commands.doctor.findings import Finding, Subject, name_list
+from extproc.config.feed_kinds import kind_in
 from extproc.config.schema import Config, WorkerEvents, WorkerSettings
 from extproc.config.sections import StoreSettings
 
@@ -48,7 +49,7 @@ def judge_publisher(
     elif any(one.media or one.zmq for one in stores):
         says = f"{engine or 'the engine'} tells of blocks that its store may have"
         yield about.right(CHECK, says)
-    elif isinstance(worker.events, WorkerEvents) and worker.events.zmq is None:
+    elif isinstance(worker.events, WorkerEvents) and not kind_in(worker.events).names_stored:
         yield about.wrong("store-events", "only its events over ZMQ would name a store's blocks")
     elif engine is None:
         yield about.note(CHECK, "not checked: the worker does not tell its engine and release")

@@ -17,8 +17,8 @@ from extproc.commands.doctor.findings import Finding, Subject, name_list
 from extproc.config.schema import Config, Model, WorkerEvents, WorkerSettings
 from extproc.fleet import identifying, identity, learning
 from extproc.fleet.engine_metrics import cache_of_metrics
-from extproc.fleet.feed_sources import PATHS, discovered
 from extproc.fleet.polling import Client
+from extproc.fleet.reported_sources import PATHS, discovered
 from extproc.routing.pins import pin_of
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.feeds.feed_sources import ZmqSource
@@ -448,7 +448,7 @@ def judge_template_arguments(
 def sources_in(path: str, answer: bytes, host: str) -> ReportedSources | None:
     """Returns where a worker publishes, by its answer at a path; None if that is not in the answer.
 
-    path: one of `extproc.fleet.feed_sources.PATHS`.
+    path: one of `extproc.fleet.reported_sources.PATHS`.
     """
     sources = discovered(path, answer, host)
     if sources:

@@ -18,6 +18,7 @@ import msgspec
 from extproc.base import address
 from extproc.base.address import MAX_PORT, Address
 from extproc.base.engine import ANNOTATED, CONFIGURED, ENGINES, FRONT_ENDS
+from extproc.config.feed_kinds import FOUND_ADDRESSES, KINDS, with_port
 from extproc.config.fleet_rules import event_ports_faults
 from extproc.config.schema import (
     AUTO,
@@ -513,6 +514,9 @@ def _described(said: PodWords, asked: PodSettings) -> FoundWorker:
     )
 
 
+# The kinds of feeds for which a pod's annotation names a port.
+_WITH_PORTS = [kind for kind in KINDS if kind.found_key == f"{kind.key}_port"]
+
 # Where a worker publishes its events, None for nowhere.
 Events = EventPorts | Literal["auto"] | None
 
@@ -551,15 +555,10 @@ def _with_ports(said: PodWords, events: Events) -> Events:
 
     The other ports of all workers are for ZMQ, so they do not go with a port of gRPC.
     """
-    zmq, grpc = said.annotation("zmq-port", port_in), said.annotation("grpc-port", port_in)
     base = events if _has_ports(events) else EventPorts()
-    if zmq is not None:
-        return replace(base, zmq_port=zmq, grpc_port=None, drain=False)
-    if grpc is not None:
-        return replace(
-            base, zmq_port=None, grpc_port=grpc, replay_port=None, load_port=None, drain=False
-        )
-    return events
+    named = [(kind, said.annotation(f"{kind.key}-port", port_in)) for kind in _WITH_PORTS]
+    found = (with_port(base, kind, port) for kind, port in named if port is not None)
+    return next(found, events)
 
 
 def _with_details(said: PodWords, events: EventPorts) -> EventPorts:
@@ -585,9 +584,7 @@ def _checked(said: PodWords, events: EventPorts) -> EventPorts | None:
 def _fits(events: EventPorts | str | None, offset: int) -> bool:
     if not isinstance(events, EventPorts):
         return True
-    ports = (events.zmq_port, events.replay_port, events.load_port)
-    last = max(port or 0 for port in ports) + (offset + 1) * events.ranks - 1
-    return max(last, (events.grpc_port or 0) + offset) <= MAX_PORT
+    return max(one.last_port(events, offset) for one in FOUND_ADDRESSES) <= MAX_PORT
 
 
 def _adapters(

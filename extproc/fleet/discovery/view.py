@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from extproc.base.address import Address
 from extproc.base.engine import CONFIGURED
+from extproc.config.feed_kinds import found_events
 from extproc.config.schema import EventPorts, FoundWorker, WorkerEvents, WorkerSettings
 
 # More from one source is a mistake, such as a selector that takes in the whole cluster.
@@ -182,19 +183,4 @@ def _events(
     if not isinstance(ports, EventPorts):
         return ports
 
-    def at(base: int | None, step: int) -> str | None:
-        return None if base is None else str(Address(host, base + offset * step))
-
-    zmq, replay, load = (
-        at(one, ports.ranks) for one in (ports.zmq_port, ports.replay_port, ports.load_port)
-    )
-    return WorkerEvents(
-        zmq=zmq and f"tcp://{zmq}",
-        replay=replay and f"tcp://{replay}",
-        load=load and f"tcp://{load}",
-        topic=ports.topic,
-        ranks=ports.ranks,
-        grpc=at(ports.grpc_port, 1),
-        service=ports.service,
-        drain=f"http://{Address(host, port)}" if ports.drain else None,
-    )
+    return found_events(ports, Address(host, port), offset)

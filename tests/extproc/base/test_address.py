@@ -11,6 +11,8 @@ from extproc.base.address import (
     parse_http,
     parse_meeting,
     parse_tcp,
+    same_place,
+    with_host,
 )
 from extproc.config.schema import Admin, ExtProc, MetricsSettings
 
@@ -137,3 +139,22 @@ def test_ports_of_different_last_digits_do_not_collide_in_any_process(
 def test_default_ports_have_different_last_digits() -> None:
     ports = [parse(one.listen).port for one in (ExtProc(), Admin(), MetricsSettings())]
     assert len({port % PORT_STEP for port in ports}) == len(ports)
+
+
+def test_same_place_is_one_spelling_of_a_host() -> None:
+    assert same_place(Address("A.test", 1)) == same_place(Address("a.test", 1))
+    assert same_place(Address("localhost", 1)) == Address("127.0.0.1", 1)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "there"),
+    [
+        ("tcp://W.test:1", "tcp://[fd00::7]:1"),
+        ("w.test:1", "[fd00::7]:1"),
+        ("http://w.test:1/", "http://[fd00::7]:1"),
+        ("tcp://other:1", "tcp://other:1"),
+        ("ipc://w.test", "ipc://w.test"),
+    ],
+)
+def test_with_host_changes_the_host_that_it_names(endpoint: str, there: str) -> None:
+    assert with_host(endpoint, "w.test", "fd00::7") == there

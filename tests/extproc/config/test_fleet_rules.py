@@ -249,6 +249,7 @@ def test_shared_feeds_ignore_malformed_addresses() -> None:
         ("workers: [{endpoint: 'a:1'}, {endpoint: 'a:2', events: auto}]", []),
         ("workers: [{endpoint: 'a:1', events: {zmq: 'tcp://a:2'}}]", []),
         ("workers: [{endpoint: 'a:1', events: {grpc: 'a:2'}}]", ["workers[0].events.grpc"]),
+        ("discovery: {dns: [{name: a, worker: {events: {zmq_port: 1}}}]}", []),
         (
             "discovery: {dns: [{name: a}, {name: b, worker: {events: {grpc_port: 1}}}]}",
             ["discovery.dns[1].worker.events.grpc_port"],

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from extproc.base import address
 from extproc.base.errors import ConfigError
 from extproc.config import rules
-from extproc.config.fleet_rules import same_place
 from extproc.config.reader import MAX_FAULTS, parse
 
 CONFIG = "models: [{name: m}]\nworkers: [{endpoint: '127.0.0.1:1'}]\n"
@@ -59,7 +58,7 @@ def clashing(listeners: list[tuple[str, str]]) -> list[str]:
 
 def same(one: str, other: str) -> bool:
     try:
-        places = [same_place(address.parse(text)) for text in (one, other)]
+        places = [address.same_place(address.parse(text)) for text in (one, other)]
     except ValueError:
         return False
     first, second = places

@@ -8,7 +8,7 @@ import pytest
 
 from extproc.base.errors import ExtraError
 from extproc.config.reader import parse
-from extproc.fleet import feed_sources
+from extproc.fleet import reported_sources
 from extproc.fleet.asking_times import USUAL, AskingTimes
 from extproc.fleet.polling import MAX_ANSWER_BYTES
 from extproc.fleet.workers import Workers
@@ -30,7 +30,7 @@ SGLANG = {"kv_events": {"publisher": "zmq", "endpoint_host": "*", "endpoint_port
 
 async def sources(endpoint: str) -> tuple[ZmqSource, ...] | str:
     async with client() as one:
-        return await feed_sources.sources(one, endpoint)
+        return await reported_sources.sources(one, endpoint)
 
 
 async def test_vllm_worker_is_asked_for_its_sources() -> None:

@@ -65,6 +65,7 @@ class Flood:
     """A transport whose publisher always has one more batch, until it is told to stop."""
 
     recovery = Recovery.NONE
+    why_lost = "no replay"
 
     def __init__(self) -> None:
         self.sent = 0

@@ -6,10 +6,10 @@ from tests.kvstate.feeding import applied, batch, live
 
 
 def test_live_batch_beyond_n_is_a_hole_without_replay() -> None:
-    feed = live(2, Recovery.NONE)
+    feed = live(2, Recovery.NONE, why_lost="no such thing")
     assert feed.receive(batch(5)) == [Demote(), *applied(5)]
     assert feed.state is FeedState.DEGRADED
-    assert feed.reason == "batches 3 to 4 are lost: no replay endpoint"
+    assert feed.reason == "batches 3 to 4 are lost: no such thing"
     assert feed.certain
 
 
@@ -24,18 +24,18 @@ def test_restart_without_replay_starts_over_with_its_first_batch() -> None:
 
 
 def test_reconnection_without_replay_is_a_hole() -> None:
-    feed = live(2, Recovery.NONE)
+    feed = live(2, Recovery.NONE, why_lost="no such thing")
     feed.disconnect()
     assert feed.connect() == [Demote()]
     assert feed.state is FeedState.DEGRADED
-    assert feed.reason == "the connection was lost and there is no replay endpoint"
+    assert feed.reason == "the connection was lost and there is no such thing"
     assert feed.receive(batch(3)) == applied(3)
 
 
 def test_late_join_without_replay_is_degraded() -> None:
-    feed = Feed(Recovery.NONE)
+    feed = Feed(Recovery.NONE, why_lost="no such thing")
     assert feed.connect() == []
-    assert feed.reason == "no replay endpoint: blocks stored before this connection are unknown"
+    assert feed.reason == "no such thing: blocks stored before this connection are unknown"
     assert feed.receive(batch(7)) == applied(7)
     assert feed.state is FeedState.DEGRADED
 
@@ -80,9 +80,9 @@ def test_resumed_connection_to_a_restarted_publisher_starts_over() -> None:
 
 
 def test_gap_on_a_resuming_feed_is_a_hole() -> None:
-    feed = live(4, Recovery.RESUME)
+    feed = live(4, Recovery.RESUME, why_lost="they were skipped")
     assert feed.receive(batch(7)) == [Demote(), *applied(7)]
-    assert feed.reason == "batches 5 to 6 are lost: the publisher skipped them"
+    assert feed.reason == "batches 5 to 6 are lost: they were skipped"
 
 
 def test_resuming_feed_is_degraded_until_it_knows_the_first_batch() -> None:
@@ -177,9 +177,9 @@ def test_queued_feed_starts_over_with_a_restarted_publisher() -> None:
 
 
 def test_gap_in_a_queued_feed_is_attributed_to_another_consumer() -> None:
-    feed = live(4, Recovery.QUEUED)
+    feed = live(4, Recovery.QUEUED, why_lost="another consumer drains it")
     assert feed.receive(batch(7)) == [Demote(), *applied(7)]
-    assert "another consumer drains this worker" in feed.reason
+    assert feed.reason == "batches 5 to 6 are lost: another consumer drains it"
 
 
 def test_internal_error_stays_a_hole_without_replays() -> None:

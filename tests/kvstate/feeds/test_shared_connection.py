@@ -36,7 +36,7 @@ async def connection(
         await follow(shared)
         await asyncio.Event().wait()
 
-    shared = SharedConnection("w", ranks, Recovery.RESUME, loop, QueueLimits(**limits))
+    shared = SharedConnection("w", ranks, Recovery.RESUME, "gone", loop, QueueLimits(**limits))
     yield shared
     for transport in shared.transports:
         await transport.close()

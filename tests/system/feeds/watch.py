@@ -55,6 +55,11 @@ class Watched:
         """The transport's."""
         return self._inner.recovery
 
+    @property
+    def why_lost(self) -> str:
+        """The transport's."""
+        return self._inner.why_lost
+
     async def receive(self) -> list[Signal]:
         """The transport's signals; a further call means that the ones before have been handled."""
         if self.known_at is not None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from extproc.__main__ import main
-from extproc.commands.doctor.findings import FAULTS
+from extproc.commands.doctor.faults import FAULTS
 from tests.ports import free_port
 
 PAGE = Path(__file__).parents[4] / "docs" / "doctor.md"

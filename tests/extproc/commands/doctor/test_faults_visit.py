@@ -5,8 +5,9 @@ import json
 import pytest
 
 from extproc.commands.doctor.doctor import endpoints_in
+from extproc.commands.doctor.faults import FAULTS
 from extproc.commands.doctor.faults_visit import judge, without_doubles
-from extproc.commands.doctor.findings import FAULTS, Finding, Severity, Subject
+from extproc.commands.doctor.findings import Finding, Severity, Subject
 from extproc.commands.doctor.worker_visit import Answer
 
 WORKER = "worker 10.0.0.1:8000"

@@ -3,11 +3,10 @@ from typing import Any
 
 import pytest
 
+from extproc.config.feed_kinds import configured
 from extproc.config.schema import WorkerEvents
-from extproc.fleet.feed_kinds import configured
-from extproc.fleet.feed_sources import (
+from extproc.fleet.reported_sources import (
     PATHS,
-    at_address,
     discovered,
     places,
     strange_host,
@@ -88,22 +87,3 @@ def test_places_are_equal_in_every_spelling_of_a_host() -> None:
         ("replay", "other", 2, ""),
     }
     assert places([source]) == {("zmq", "w", 1, "t"), ("replay", "other", 2, "")}
-
-
-def test_feed_by_the_workers_name_is_at_its_address() -> None:
-    events = WorkerEvents(
-        zmq="tcp://W.test:5557",
-        replay="tcp://other:5657",
-        grpc="w.test:50051",
-        drain="http://w.test:8/",
-    )
-    found = at_address(events, "w.test", "fd00::7")
-    assert found.zmq == "tcp://[fd00::7]:5557"
-    assert found.replay == "tcp://other:5657"
-    assert found.grpc == "[fd00::7]:50051"
-    assert found.drain == "http://[fd00::7]:8"
-
-
-def test_endpoint_that_the_router_binds_stays() -> None:
-    events = WorkerEvents(zmq="tcp://w.test:5557", bind=True)
-    assert at_address(events, "w.test", "10.0.0.7") == events

@@ -16,12 +16,10 @@ import aiohttp
 import msgspec
 
 from extproc.base import address
-from extproc.base.address import Address
-from extproc.config.fleet_rules import same_place
-from extproc.config.schema import WorkerEvents
+from extproc.base.address import Address, same_place, with_host
 from extproc.fleet.polling import Client, fetch_report
 from extproc.fleet.record import Place
-from kvstate.feeds.feed_sources import FeedSource, ZmqSource
+from kvstate.feeds.feed_sources import ZmqSource
 from kvstate.undecodable import UNDECODABLE
 
 # Hosts of a publisher that binds all interfaces: to a client they name no host, or its own.
@@ -61,43 +59,6 @@ def _places_of(source: ZmqSource) -> Iterator[Place]:
         if endpoint is not None and endpoint.startswith("tcp://"):
             host, port = same_place(address.parse_tcp(endpoint))
             yield kind, host, port, topic
-
-
-def at_address(events: WorkerEvents, name: str, host: str) -> WorkerEvents:
-    """Returns events with an address in the place of the worker's host name.
-
-    So its feed is at the address at which requests reach it, also where the name has several, or
-    another one later. What the router binds itself, and other hosts, stay. name: the host name.
-    host: the address.
-    """
-    bound = events.zmq if events.bind else None
-    return dataclasses.replace(
-        events,
-        zmq=bound or _at(events.zmq, name, host),
-        replay=_at(events.replay, name, host),
-        load=_at(events.load, name, host),
-        grpc=_at(events.grpc, name, host),
-        drain=_at(events.drain, name, host),
-    )
-
-
-def _at(endpoint: str | None, name: str, host: str) -> str | None:
-    """Returns an endpoint, with or without a scheme, with another host if it names this one."""
-    if endpoint is None:
-        return None
-    scheme, separator, rest = endpoint.rpartition("://")
-    try:
-        place = address.parse(rest.removesuffix("/"))
-    except ValueError:
-        return endpoint
-    if same_place(place).host != same_place(Address(name, 0)).host:
-        return endpoint
-    return f"{scheme}{separator}{place._replace(host=host)}"
-
-
-def ranks_of(source: FeedSource) -> int:
-    """Returns how many ranks a source has."""
-    return len(source) if isinstance(source, tuple) else source.ranks
 
 
 def discovered(path: str, answer: bytes, host: str) -> tuple[ZmqSource, ...]:
@@ -197,11 +158,14 @@ async def permitted(
 
 
 def _moved(source: ZmqSource, name: str, host: str) -> ZmqSource:
+    def at(endpoint: str | None) -> str | None:
+        return endpoint and with_host(endpoint, name, host)
+
     return dataclasses.replace(
         source,
-        events=_at(source.events, name, host) or source.events,
-        replay=_at(source.replay, name, host),
-        load=_at(source.load, name, host),
+        events=with_host(source.events, name, host),
+        replay=at(source.replay),
+        load=at(source.load),
     )
 
 
