@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
-from extproc.base import address, headers
+from extproc.base import address
 from extproc.base.template_arguments import RESERVED_ARGUMENTS
 from extproc.config.feature_doubts import feature_doubts, is_discovered
 from extproc.config.fleet_rules import (
@@ -22,6 +22,7 @@ from extproc.config.fleet_rules import (
     parse_publisher,
     same_place,
 )
+from extproc.config.owned_headers import RESERVED
 from extproc.config.schema import (
     USAGE,
     Config,
@@ -68,8 +69,7 @@ _SOCKET_NAME_BYTES = 32
 # Headers that requests need, or that KVSteer sets.
 _TAKEN = frozenset({
     "host", "content-length", "content-type", "transfer-encoding", "connection", "authorization",
-    headers.DESTINATION, headers.MODEL,
-})  # fmt: skip
+}) | RESERVED  # fmt: skip
 
 
 def broken_rules(config: Config) -> list[str]:
