@@ -62,18 +62,18 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
 # By what a repeated answer is known: the body mode that lets request headers go on, or a placement.
 _Cause = int | None | Placement
 
-# Of an answer, the names and lengths in bytes of its values; the destination's is the first.
-_Shape = tuple[tuple[str, int], ...]
+# Of an answer, the lengths in bytes of its values, the destination's first, and the other names.
+_Shape = tuple[tuple[int, ...], tuple[str, ...]]
 
 
 class _Frame(NamedTuple):
     """What is around values of certain lengths.
 
-    text: bytes in which %b stands for each of them. order: which value stands at each place.
+    parts: what is before each value, and after the last one. order: which values these are.
     """
 
-    text: bytes
-    order: tuple[int, ...]
+    parts: list[bytes]
+    order: list[int]
 
 
 class Phrases:
@@ -119,20 +119,30 @@ class Phrases:
         known = self._answers.get(placement)
         if known is None:
             known = [self._filled(placement)]
-            if self._differing.isdisjoint([name for name, _ in placement.told]):
+            told = placement.told
+            if not told or self._differing.isdisjoint([name for name, _ in told]):
                 self._keep(placement, known)
         return known
 
     def _filled(self, placement: Placement) -> bytes:
         """Builds an answer from what is known of others whose values are as long."""
-        told = [(name, value.encode()) for name, value in _told_by(placement)]
-        shape = tuple([(name, len(value)) for name, value in told])
-        frame = self._frames.get(shape)
-        if frame is None:
+        pick, told = placement.destination.encode(), placement.told
+        if not told:  # as in most answers: only the pick stands at each place
+            return pick.join(self._frame(((len(pick),), ())).parts)
+        values = [pick, *[value.encode() for _, value in told]]
+        shape = tuple(map(len, values)), tuple([name for name, _ in told])
+        (before, *others), order = self._frame(shape)
+        return before + b"".join(
+            [values[at] + part for at, part in zip(order, others, strict=True)]
+        )
+
+    def _frame(self, shape: _Shape) -> _Frame:
+        known = self._frames.get(shape)
+        if known is None:
             if len(self._frames) >= self._most:
                 self._frames.clear()
-            frame = self._frames[shape] = _frame_of(shape, self.owned)
-        return frame.text % tuple([told[at][1] for at in frame.order])
+            known = self._frames[shape] = _frame_of(shape, self.owned)
+        return known
 
     def _keep(self, cause: _Cause, answers: Answers) -> None:
         if len(self._answers) >= self._most:
@@ -146,26 +156,26 @@ def _frame_of(shape: _Shape, owned: tuple[str, ...]) -> _Frame:
     It is encoded twice, with values that are as long and differ in each byte: where the two differ,
     the values are. In the second, the bytes of a value are its number, from 1 on.
     """
-    blank = _placed(_placement_of(shape, [0] * len(shape)), None, owned)
-    numbered = _placed(_placement_of(shape, range(1, len(shape) + 1)), None, owned)
-    texts, order, at = [bytearray()], [], 0
+    lengths, _ = shape
+    blank = _placed(_placement_of(shape, [0] * len(lengths)), None, owned)
+    numbered = _placed(_placement_of(shape, range(1, len(lengths) + 1)), None, owned)
+    parts, order = [], []
+    start = at = 0
     while at < len(blank):
         if blank[at] == numbered[at]:
-            texts[-1] += blank[at : at + 1].replace(b"%", b"%%")
             at += 1
-        else:
-            order.append(numbered[at] - 1)
-            texts.append(bytearray())
-            at += shape[order[-1]][1]
-    return _Frame(b"%b".join(texts), tuple(order))
+            continue
+        parts.append(blank[start:at])
+        order.append(numbered[at] - 1)
+        start = at = at + lengths[order[-1]]
+    return _Frame([*parts, blank[start:]], order)
 
 
 def _placement_of(shape: _Shape, marks: Sequence[int]) -> Placement:
     """Returns a placement of a shape. marks: for each value the character of which it consists."""
-    values = [(name, chr(mark) * length) for (name, length), mark in zip(shape, marks, strict=True)]
-    if values and values[0][0] == headers.DESTINATION:
-        return Placement(values[0][1], tuple(values[1:]))
-    return Placement("", tuple(values))
+    lengths, names = shape
+    pick, *values = [chr(mark) * length for length, mark in zip(lengths, marks, strict=True)]
+    return Placement(pick, tuple(zip(names, values, strict=True)))
 
 
 def _told_by(placement: Placement) -> Told:
