@@ -23,6 +23,7 @@ from extproc.config.fleet_rules import (
     same_place,
 )
 from extproc.config.owned_headers import RESERVED
+from extproc.config.policies import POLICIES, header_keys
 from extproc.config.schema import (
     USAGE,
     Config,
@@ -122,7 +123,8 @@ def _path_prefix(key: str, prefix: str) -> Iterator[str]:
 
 
 def _header_names(config: Config) -> Iterator[str]:
-    for key in ("policy.header", "policy.session_header", "policy.rank_header", "steering.header"):
+    keys = ("policy.header", "policy.session_header", "policy.rank_header", "steering.header")
+    for key in (*keys, *[f"policy.{one}" for one in header_keys()]):
         yield from until_wrong(_header_name, config, key)
 
 
@@ -138,6 +140,15 @@ def _session_header(config: Config) -> Iterator[str]:
     for name in (sessions,) if isinstance(sessions, str) else sessions or ():
         if name.lower() == (policy.header or "").lower():
             yield f"policy.session_header: {name!r} is already used as policy.header"
+
+
+def _policy_headers(config: Config) -> Iterator[str]:
+    """Yields a fault for each policy that is named, but reads a header that is not."""
+    used = {config.policy.name, *[model.policy for model in config.models]}
+    for name, one in POLICIES.items():
+        key = one.reads_header
+        if key and name in used and attrgetter(key)(config.policy) is None:
+            yield f"policy.{key}: missing; the policy {name} needs it"
 
 
 def _template_arguments(config: Config) -> Iterator[str]:
@@ -639,6 +650,7 @@ _RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     _path_prefixes,
     _header_names,
     _session_header,
+    _policy_headers,
     _rank_header,
     _steered,
     _tenant_header,
