@@ -199,7 +199,7 @@ def test_policy_that_reads_a_header_is_not_played(
     reading = Ranking(by_chance, reads_header="header")
     monkeypatch.setitem(cast("dict[str, Ranking]", POLICIES), "random", reading)
     played = told(trace, "--workers=2", "--seeds=1", "--first=5")["policies"]
-    assert played.keys() >= {*POLICIES} - {"random"}
+    assert "cost" in played
     assert "random" not in played
     with pytest.raises(SystemExit):
         parsed(trace, "--policy=random")
