@@ -13,7 +13,7 @@ WORKERS ?= 4
 # The tests start some hundred processes, which need not compile the same modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test coverage slow alone gateways clients pictures explore docs lint types stubs-check stubs counts sanitize lock image pins clean
+.PHONY: demo test coverage slow alone gateways clients pictures explore docs lint types envoy-files stubs-check stubs counts sanitize lock image pins clean
 
 demo: $(READY)
 	$(BIN)/kvsteer demo $(ARGS)
@@ -67,6 +67,10 @@ types: $(TESTED)
 
 stubs: $(TESTED)
 	$(BIN)/python proto/generate.py
+
+# The examples' Envoy configurations, as `kvsteer envoy` renders them, and the lists of removed headers in those that explain.
+envoy-files: $(TESTED)
+	$(BIN)/python -m tests.deploy.envoy_files
 
 stubs-check: $(TESTED)
 	$(BIN)/python proto/generate.py --check

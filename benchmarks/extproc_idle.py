@@ -117,7 +117,7 @@ class IdleService:
 
     def __init__(self, listen: str) -> None:
         self.config = Config(extproc=ExtProc(listen=listen))
-        self.stream_settings = StreamSettings(MAX_BYTES, Budget(MAX_BYTES), names_model=False)
+        self.stream_settings = StreamSettings(MAX_BYTES, Budget(MAX_BYTES))
         self.decoder = ProxyDecoder(self.stream_settings.header_names())
         self.metrics = Metrics(
             Workers(self.config, FollowedWorkers(1, lambda: 0.0), lambda _: []).states

@@ -1,4 +1,7 @@
-"""Names exchanged with Envoy: headers and dynamic metadata."""
+"""Names exchanged with Envoy: headers and dynamic metadata.
+
+Which of the headers no client may set, and where, says `extproc.config.owned_headers`.
+"""
 
 # Endpoint Picker Protocol v1.0.0 (Gateway API inference extension, proposal 004).
 DESTINATION = "x-gateway-destination-endpoint"
@@ -12,12 +15,10 @@ SUBSET = "x-gateway-destination-endpoint-subset"
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 
 # KVSteer's: names the model of a request, so that a route can choose the cluster of that model.
-# Set only if more than one model is configured; then a client's own is overwritten or removed.
 MODEL = "x-kvsteer-model"
 
 # llm-d's: ip:port of the worker that computes the prompt, for the sidecar of the worker that
-# answers, or for Envoy's own second request. With `disaggregation.mode`, a client's own is
-# overwritten or removed, like the other headers of legs.
+# answers, or for Envoy's own second request.
 PREFILLER = "x-prefiller-host-port"
 
 # KVSteer's, if Envoy sends a second request: the cluster for it, and the new end of its body.
@@ -32,6 +33,9 @@ ENCODERS = "x-encoder-hosts-ports"
 # vLLM's, from 0.28 on: the priority of a request, which goes before the field of its body.
 PRIORITY = "x-vllm-priority"
 
+# vLLM's and SGLang's: the data-parallel rank of a request.
+RANK = "x-data-parallel-rank"
+
 # W3C's Trace Context: identifies the trace that a request belongs to.
 TRACEPARENT = "traceparent"
 
@@ -44,12 +48,3 @@ FORWARDED = "x-forwarded-for"
 
 # Longer ids are cut.
 MAX_ID_LETTERS = 128
-
-# Those that a sidecar of a worker obeys.
-OF_SIDECARS = (PREFILLER, KV_SOURCE, ENCODERS)
-
-# Headers that say where a prompt is computed, by `disaggregation.mode`.
-OF_LEGS = {
-    "header": OF_SIDECARS,
-    "mirror": (PREFILLER, PREFILL_CLUSTER, PREFILL_TAIL),
-}

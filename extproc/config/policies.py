@@ -1,7 +1,9 @@
 """The policies: each ranks the eligible workers, the lowest rank first.
 
 Each is one small function over columns, which have an entry for each eligible worker, and one entry
-of `POLICIES`, whose names the configuration offers. docs/policies.md says when to use which.
+of `POLICIES`, whose names the configuration offers. The entry says what the policy reads; that a
+request's header is checked, taken in and explained, follows from it (docs/internals/headers.md).
+docs/policies.md says when to use which policy.
 
 Scoring: what it costs to send a request to a worker, in tokens of prefill work.
 
@@ -18,27 +20,33 @@ This runs for every worker at every request: plain numbers, no objects.
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, pstdev
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from extproc.config.sections import CacheAware, PrefixCacheSettings
+if TYPE_CHECKING:  # whose choices of a policy's name are the entries below
+    from extproc.config.schema import Policy
 
 
 class PolicyInput(msgspec.Struct, frozen=True, gc=False):
-    """The input of a policy; saved and in_flight are computed on demand.
+    """The input of a policy; what takes time is computed on demand.
 
-    prompt_tokens: the request's. costs, saved: tokens for each worker. in_flight: requests on each
-    worker, others' reported ones included. turn: requests placed so far.
+    rules: the settings. prompt_tokens: the request's. costs, saved: tokens for each worker.
+    in_flight: requests on each worker, others' reported ones included. endpoints: ip:port of each
+    worker. turn: requests placed so far. session: the client's session, "" without one. header: the
+    value of the header that the policy's entry reads, its values joined with commas if there are
+    several; b"" without one.
     """
 
+    rules: "Policy"
     prompt_tokens: float
     costs: list[float]
     saved: Callable[[], Sequence[float]]
     in_flight: Callable[[], list[float]]
+    endpoints: Callable[[], Sequence[str]]
     turn: int
-    cache_aware: CacheAware = CacheAware()
-    prefix_cache: PrefixCacheSettings = PrefixCacheSettings()
+    session: str = ""
+    header: bytes = b""
 
 
 # Ranks, of which the lowest is the best.
@@ -68,7 +76,7 @@ def by_chance(columns: PolicyInput) -> Order:
 
 def by_cache_aware(columns: PolicyInput) -> Order:
     """Ranks by the longest match if it is long enough and the fleet is balanced, else by load."""
-    knobs, requests = columns.cache_aware, columns.in_flight()
+    knobs, requests = columns.rules.cache_aware, columns.in_flight()
     most, least = max(requests, default=0.0), min(requests, default=0.0)
     is_busier = most > knobs.balance_rel_percent / 100 * least
     is_unbalanced = is_busier and most - least > knobs.balance_abs_requests
@@ -81,7 +89,7 @@ def by_cache_aware(columns: PolicyInput) -> Order:
 
 def by_prefix_cache(columns: PolicyInput) -> Order:
     """Ranks by the longest match among workers that are not too busy, then by load."""
-    knobs, requests = columns.prefix_cache, columns.in_flight()
+    knobs, requests = columns.rules.prefix_cache, columns.in_flight()
     if not requests or max(requests) - min(requests) > knobs.imbalance_requests:
         return requests
     limit = fmean(requests) + knobs.sigma_percent / 100 * pstdev(requests)
@@ -104,11 +112,14 @@ class Ranking(NamedTuple):
 
     rank: ranks the workers. reads_caches: whether it considers what they hold: only then its picks
     have an overlap as their reason. is_sampled: whether it may compare a sample of the workers.
+    reads_header: the key below `policy` that names a header of requests whose value it gets, such
+    as "mine.header"; "" for none.
     """
 
     rank: Callable[[PolicyInput], Order]
     reads_caches: bool = False
     is_sampled: bool = False
+    reads_header: str = ""
 
 
 POLICIES: Mapping[str, Ranking] = {
@@ -119,3 +130,8 @@ POLICIES: Mapping[str, Ranking] = {
     "round_robin": Ranking(by_turn),
     "random": Ranking(by_chance),
 }
+
+
+def header_keys() -> list[str]:
+    """Returns the keys below `policy` that name the headers which policies read."""
+    return list(dict.fromkeys(one.reads_header for one in POLICIES.values() if one.reads_header))

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
-from extproc.base import address, headers
+from extproc.base import address
 from extproc.base.template_arguments import RESERVED_ARGUMENTS
 from extproc.config.feature_doubts import feature_doubts, is_discovered
 from extproc.config.feed_kinds import KINDS
@@ -22,6 +22,8 @@ from extproc.config.fleet_rules import (
     fleet_faults,
     parse_publisher,
 )
+from extproc.config.owned_headers import RESERVED
+from extproc.config.policies import POLICIES, header_keys
 from extproc.config.schema import (
     USAGE,
     Config,
@@ -68,8 +70,7 @@ _SOCKET_NAME_BYTES = 32
 # Headers that requests need, or that KVSteer sets.
 _TAKEN = frozenset({
     "host", "content-length", "content-type", "transfer-encoding", "connection", "authorization",
-    headers.DESTINATION, headers.MODEL,
-})  # fmt: skip
+}) | RESERVED  # fmt: skip
 
 
 def broken_rules(config: Config) -> list[str]:
@@ -122,7 +123,8 @@ def _path_prefix(key: str, prefix: str) -> Iterator[str]:
 
 
 def _header_names(config: Config) -> Iterator[str]:
-    for key in ("policy.header", "policy.session_header", "policy.rank_header", "steering.header"):
+    keys = ("policy.header", "policy.session_header", "policy.rank_header", "steering.header")
+    for key in (*keys, *[f"policy.{one}" for one in header_keys()]):
         yield from until_wrong(_header_name, config, key)
 
 
@@ -138,6 +140,15 @@ def _session_header(config: Config) -> Iterator[str]:
     for name in (sessions,) if isinstance(sessions, str) else sessions or ():
         if name.lower() == (policy.header or "").lower():
             yield f"policy.session_header: {name!r} is already used as policy.header"
+
+
+def _policy_headers(config: Config) -> Iterator[str]:
+    """Yields a fault for each policy that is named, but reads a header that is not."""
+    used = {config.policy.name, *[model.policy for model in config.models]}
+    for name, one in POLICIES.items():
+        key = one.reads_header
+        if key and name in used and attrgetter(key)(config.policy) is None:
+            yield f"policy.{key}: missing; the policy {name} needs it"
 
 
 def _template_arguments(config: Config) -> Iterator[str]:
@@ -640,6 +651,7 @@ _RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     _path_prefixes,
     _header_names,
     _session_header,
+    _policy_headers,
     _rank_header,
     _steered,
     _tenant_header,

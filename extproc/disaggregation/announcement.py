@@ -26,14 +26,12 @@ _NOTHING_SAID: Said = ((), None)
 class Announcer:
     """Writes the headers and bodies that announce the legs of a router's requests.
 
-    headers: the headers that no client may set. bits: returns an unpredictable number of this many
-    random bits.
+    bits: returns an unpredictable number of this many random bits.
     """
 
     def __init__(self, config: Config, bits: Callable[[int], int] = secrets.randbits) -> None:
         self._rules = config.disaggregation
         self._changes_bodies = self._rules.changes_bodies
-        self.headers: tuple[str, ...] = headers.OF_LEGS.get(self._rules.mode or "", ())
         clusters = cluster_names(model.name for model in config.models)
         self._clusters = {model: prefill_cluster(name) for model, name in clusters.items()}
         self._bits = bits

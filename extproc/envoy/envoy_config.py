@@ -48,15 +48,13 @@ from extproc.base.headers import (
     DESTINATION,
     DESTINATION_NAMESPACE,
     MODEL,
-    OF_LEGS,
-    OF_SIDECARS,
     PREFILL_CLUSTER,
     PREFILL_TAIL,
     PREFILLER,
-    PRIORITY,
     SERVED,
     UPSTREAM,
 )
+from extproc.config.owned_headers import removed_early
 from extproc.config.schema import Config
 from extproc.config.sections import MIRROR, OPEN, PREFILL, SGLANG
 from extproc.envoy.endpoint_files import cluster_names, path_of, prefill_cluster
@@ -196,12 +194,8 @@ def _connection_manager(config: Config) -> connection_manager.HttpConnectionMana
 
 def client_headers_removed(config: Config) -> core.TypedExtensionConfig:
     """Returns the removal of clients' own headers, which would count while the router is down."""
-    names = (DESTINATION, MODEL, *OF_LEGS.get(config.disaggregation.mode or "", ()))
-    if config.policy.classes is not None:
-        names = (*names, PRIORITY)
-    if config.isolation is not None:
-        names = (*names, *OF_SIDECARS)
-    mutations = [mutation_rules.HeaderMutation(remove=name) for name in dict.fromkeys(names)]
+    names = removed_early(config)
+    mutations = [mutation_rules.HeaderMutation(remove=name) for name in names]
     return core.TypedExtensionConfig(
         name="envoy.http.early_header_mutation.header_mutation",
         typed_config=Any.pack(early_header_mutation.HeaderMutation(mutations=mutations)),

@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from extproc.config.owned_headers import rank_name
 from extproc.config.schema import AUTO, Config
 from extproc.fleet.polling import Look
 from extproc.fleet.record import Table, Worker
 from extproc.routing.load import Booking
 from extproc.routing.pins import NO_CHOICE, RankChoice, choice_of
-from extproc.routing.ranks import rank_name
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Prompt, usable_tokens
 

@@ -6,8 +6,9 @@ both.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -188,6 +189,7 @@ class Head(msgspec.Struct, frozen=True, gc=False):
 
 
 NO_HEAD = Head("", "", None)
+NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):
@@ -200,6 +202,8 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     model. of_class: its class, None without classes. tenant: whose it is, None if nobody asks.
     is_unread: whether it has a body that would have been changed, and was not read. whose: the
     client that waits for itself alone: the tenant, or an address; None where nobody asks.
+    policy_headers: the values of the headers that policies read, by the keys that name them; empty
+    where none is configured.
     """
 
     head: Head
@@ -211,6 +215,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     tenant: Tenant | None = None
     is_unread: bool = False
     whose: bytes | None = None
+    policy_headers: Mapping[str, bytes] = NO_HEADERS
 
 
 class _AnyBody(msgspec.Struct):

@@ -215,7 +215,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     verdict, candidates = _candidates(query, survey, excluded, snapshot)
     if belonging.by == RESPONSE:
         candidates = _sole(candidates, survey, belonging.sole)
-    order = _order(candidates, survey, saved, weighed, snapshot, rng)
+    order = _order(query, candidates, survey, saved, weighed, snapshot, rng)
     first = order[0].name if order else ""
     held: Sequence[Mapping[str, Overlap]] = snapshot.overlaps
     rank: PinnedRank | None = None
@@ -462,6 +462,7 @@ def _sole(candidates: Sequence[int], survey: Survey, sole: str) -> Sequence[int]
 
 
 def _order(
+    query: Query,
     candidates: Sequence[int],
     survey: Survey,
     saved: Mapping[str, float],
@@ -476,12 +477,13 @@ def _order(
         costs = [costs[at] for at in candidates]
     ranks = costs
     if snapshot.policy != "cost":  # the usual one needs nothing more
-        ranks = _ranks(candidates, survey, workers, costs, saved, weighed, snapshot)
+        ranks = _ranks(query, candidates, survey, workers, costs, saved, weighed, snapshot)
     count = endpoints_named(snapshot.rules, is_duplex=False)
     return list(map(workers.__getitem__, lowest(ranks, count, chance.random)))
 
 
 def _ranks(
+    query: Query,
     candidates: Sequence[int],
     survey: Survey,
     workers: Sequence[Candidate],
@@ -491,22 +493,24 @@ def _ranks(
     snapshot: Snapshot,
 ) -> Order:
     """Returns the ranks of candidates by the snapshot's policy."""
-    rules = snapshot.rules
+    ranking = POLICIES[snapshot.policy]
 
     def requests() -> list[float]:
         each = survey.loads.requests()
         return [each[at] for at in candidates]
 
     columns = PolicyInput(
-        weighed,
-        costs,
-        lambda: [saved.get(worker.name, 0.0) for worker in workers],
-        requests,
-        snapshot.turn,
-        rules.cache_aware,
-        rules.prefix_cache,
+        rules=snapshot.rules,
+        prompt_tokens=weighed,
+        costs=costs,
+        saved=lambda: [saved.get(worker.name, 0.0) for worker in workers],
+        in_flight=requests,
+        endpoints=lambda: list(map(_endpoint_of, workers)),
+        turn=snapshot.turn,
+        session=query.session,
+        header=query.policy_headers.get(ranking.reads_header, b""),
     )
-    return POLICIES[snapshot.policy].rank(columns)
+    return ranking.rank(columns)
 
 
 def _overlaps_of(

@@ -12,15 +12,12 @@ from collections import deque
 from typing import NamedTuple
 
 from extproc.base.engine import SGLANG, VLLM, Engine, Release
+from extproc.base.headers import RANK
 
 # Of the last findings of an API on a worker, so many ignored pins refute it. An engine that ignores
 # pins still computes some requests on the rank that they name, by chance.
 LAST_FINDINGS = 8
 IGNORED_PINS = 3
-
-
-# The header of vLLM and SGLang.
-RANK_HEADER = "x-data-parallel-rank"
 
 
 class Pin(NamedTuple):
@@ -47,7 +44,7 @@ class _Row(NamedTuple):
     pin: Pin
 
 
-_HEADER = Pin(RANK_HEADER)
+_HEADER = Pin(RANK)
 _OLDER_FIELD, _FIELD = Pin("data_parallel_rank", True), Pin("routed_dp_rank", True)
 _COMPLETIONS = ("/v1/completions", "/v1/chat/completions")
 

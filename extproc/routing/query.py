@@ -9,6 +9,7 @@ from extproc._core import LoadColumns
 from extproc.config.schema import Policy
 from extproc.media.prompts import MediaPrompt
 from extproc.requests.outline import Outline
+from extproc.requests.request import NO_HEADERS
 from extproc.requests.request_class import RequestClass
 from extproc.requests.tenant_salt import Tenant
 from extproc.routing.arrivals import Arrivals
@@ -82,7 +83,8 @@ class Query(msgspec.Struct, frozen=True):
     client's session, "" for none; it counts only if the prompt's tokens are not known. previous:
     the id of the response that it continues, "" for none. variants: what it is to workers whose
     engines read it differently. of_class: its class, None without classes. tenant: whose it is,
-    None if nobody asks.
+    None if nobody asks. policy_headers: the values of the headers that policies read, by the keys
+    that name them.
     """
 
     model: str | None
@@ -105,6 +107,7 @@ class Query(msgspec.Struct, frozen=True):
     variants: Sequence[Variant] = ()
     of_class: RequestClass | None = None
     tenant: Tenant | None = None
+    policy_headers: Mapping[str, bytes] = NO_HEADERS
 
     def query_for(self, worker: str) -> "Query":
         """Returns the query as a worker's engine reads it."""

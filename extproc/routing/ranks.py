@@ -9,8 +9,7 @@ one only if the rank's cache saves more than its load exceeds that of the idlest
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from extproc.config.schema import AUTO
-from extproc.routing.pins import RANK_HEADER, RankChoice
+from extproc.routing.pins import RankChoice
 from kvstate.overlap import Overlap, of_any_rank, worth_tokens
 
 
@@ -55,8 +54,3 @@ def rank_of(
     idlest = min([work.get(other, 0.0) for other in range(count)])
     saved = sum([worth_tokens(overlap) for overlap in overlaps])
     return rank if saved > work.get(rank, 0.0) - idlest else None
-
-
-def rank_name(name: str | None) -> str | None:
-    """Returns the header that names ranks, in lower case; None for none. name: as configured."""
-    return RANK_HEADER if name == AUTO else name and name.lower()

@@ -27,7 +27,8 @@ from types import MappingProxyType
 import msgspec
 
 from extproc._core import Budget
-from extproc.base.headers import OF_SIDECARS, PRIORITY
+from extproc.base.headers import MODEL
+from extproc.config.owned_headers import owned_headers
 from extproc.config.schema import Config
 from extproc.config.sections import session_headers
 from extproc.disaggregation.announcement import Announcer
@@ -41,7 +42,6 @@ from extproc.requests.responses_request import PATH as RESPONSES_PATH
 from extproc.routing.decision import Decision, Verdict
 from extproc.routing.load import Booking
 from extproc.routing.policy_choice import endpoints_named
-from extproc.routing.ranks import rank_name
 from extproc.routing.upstreams import FIRST_FAILURE
 from extproc.serving.classes import named_priority
 from extproc.serving.named_rank import named_rank
@@ -56,7 +56,7 @@ from extproc.serving.proxy_message import (
 from extproc.serving.refusals import Refusal, refusal_of, refused_body
 from extproc.serving.router import Routed, Router
 from extproc.serving.stream import Step, Stream, StreamSettings
-from extproc.serving.stream_answers import Answers, Placement
+from extproc.serving.stream_answers import Answers, Phrases, Placement, Told
 
 log = logging.getLogger("kvsteer.extproc")
 
@@ -72,6 +72,7 @@ class Service:
     traced. looks_at_headers: whether requests' headers say more than a stream reads. accounts:
     whether responses are accounted for. reads_usage: whether their reported tokens are, too.
     recorder: notified when a request has ended. decoder: of the proxy's messages.
+    names_model: whether the proxy is told the model.
     endpoints, duplex_endpoints: how many of a pick a proxy is told at most, in dialects A and B.
     """
 
@@ -100,19 +101,20 @@ class Service:
         self.joining = ThreadPoolExecutor(1, thread_name_prefix="joining")
         self.endpoints = endpoints_named(config.policy, is_duplex=False)
         self.duplex_endpoints = endpoints_named(config.policy, is_duplex=True)
+        phrases = Phrases(owned_headers(config))
+        self.names_model = phrases.names_model
         header = config.policy.header
         self.stream_settings = StreamSettings(
             max_body_bytes=config.extproc.max_body_bytes,
             bodies=Budget(_BODIES_BYTES),
-            names_model=len(config.models) > 1,
             policy_header=None if header is None else header.lower(),
             naming=NamingHeaders.of(
                 session_headers(config.policy.session_header), router.steering.headers
             ),
             dialect=config.extproc.dialect,
             reads_usage=self.reads_usage,
-            owned=self._owned(config),
             cleans=self.preparation.reads_bodies,
+            phrases=phrases,
             paths=router.paths,
             note_unrecognized=router.unrecognized.note,
         )
@@ -123,18 +125,6 @@ class Service:
             self.stream_settings.naming,
             self.stream_settings.policy_header,
         )
-
-    def _owned(self, config: Config) -> tuple[str, ...]:
-        """Returns the headers that only the router may set, besides those of every pick."""
-        owned = list(self.legs.headers) if self.legs is not None else []
-        if config.isolation is not None:
-            owned += OF_SIDECARS
-        if config.policy.classes is not None:
-            owned.append(PRIORITY)
-        rank = rank_name(config.policy.rank_header)
-        if rank is not None:
-            owned.append(rank)
-        return tuple(dict.fromkeys(owned))
 
     def open(self, traceparent: str = "") -> "Exchange":
         """Returns the exchange of a new stream, which the caller must close.
@@ -351,7 +341,10 @@ class Exchange:
         return decision.verdict if decision.is_steered else Verdict.NO_OVERRIDE
 
     def _placement(self, passage: Passage, ask: Ask, *, is_changed: bool) -> Placement | None:
-        """Returns the destination and where the prompt is computed; None to refuse the request."""
+        """Returns what the proxy is told about a request; None to refuse it.
+
+        Here, and nowhere else, the headers of `extproc.config.owned_headers` get their values.
+        """
         service, is_duplex, decision = self._service, self._stream.is_duplex, passage.decision
         if decision.is_steered:
             rank = decision.rank
@@ -360,24 +353,28 @@ class Exchange:
         else:
             rank, destination = None, self._proxy_endpoint(passage)
         body = None if ask.wants_endpoint else ask.body
+        told: Told = ()
+        if service.names_model and decision.model:
+            told = ((MODEL, decision.model),)
         header, pinned = named_rank(rank, body)
+        if header is not None:
+            told = (*told, header)
         new_body = pinned or (body if is_changed else None)
-        priority = None
         if decision.of_class is not None:
             engine = service.router.engine(decision.worker)
             path, so_far = ask.head.path, new_body or body
             priority, with_priority = named_priority(decision.of_class, engine, path, so_far)
+            if priority is not None:
+                told = (*told, priority)
             new_body = with_priority or new_body
-        placement = Placement(
-            destination, decision.model or "", header, body=new_body, priority=priority
-        )
-        if service.legs is None:
-            return placement
-        legs = service.legs.announce(decision, ask.head.path, new_body or body)
-        if legs is None:
-            return None
-        said, changed = legs
-        return msgspec.structs.replace(placement, legs=said, body=changed or new_body)
+        if service.legs is not None:
+            legs = service.legs.announce(decision, ask.head.path, new_body or body)
+            if legs is None:
+                return None
+            said, changed = legs
+            told = (*told, *said)
+            new_body = changed or new_body
+        return Placement(destination, told, new_body)
 
     def _await_response(self, passage: Passage) -> None:
         """Prepares to account for the response, if the proxy will send it."""

@@ -6,6 +6,7 @@ A request and an explanation of it are prepared by the same steps, in the same o
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -14,7 +15,8 @@ from extproc.base.engine import Engine
 from extproc.base.errors import UnclearError
 from extproc.base.headers import FORWARDED
 from extproc.base.secret_file import secret_in
-from extproc.config.schema import Config
+from extproc.config.policies import header_keys
+from extproc.config.schema import Config, Policy
 from extproc.requests import edits, grpc_request, reserved_grpc_fields
 from extproc.requests.draft import Draft, Unclear
 from extproc.requests.edits import Duties
@@ -79,13 +81,15 @@ class Preparation:
         self._fleet = fleet
         self._transfers = _takes_transfers(config)
         self._recorded = _recorded_header(config)
+        self._policy_headers = _policy_headers(config.policy)
         self._hops = config.envoy.trusted_hops
         self._turns = Turns()
         steps = (self._tenants, self._classes)
         self.headers = [one.header for one in steps if one is not None]
         self.headers += [self._recorded] if self._recorded else []
+        self.headers += self._policy_headers.values()
         self.reads_bodies = config.edits_bodies
-        self.is_needed = self.reads_bodies or bool(self._recorded)
+        self.is_needed = self.reads_bodies or bool(self._recorded or self._policy_headers)
         if self.reads_bodies and self._tenants is None:
             self.headers.append(FORWARDED)
 
@@ -120,13 +124,17 @@ class Preparation:
             return Prepared(crowded_out(ask.head.path), None, CROWDED)
 
     def _described(self, ask: Ask, named: Named) -> Ask:
-        """Returns a request with its class, and its tenant if that is recorded."""
+        """Returns a request with its class, a tenant that is recorded, and what policies read."""
         if self._classes is not None:
             ask = self._classes.classify(ask, named.get(self._classes.header, ()))
         if self._recorded:
             values = {*named.get(self._recorded, ())}
             name = values.pop() if len(values) == 1 else b""
             ask = msgspec.structs.replace(ask, tenant=Tenant(name))
+        if self._policy_headers:
+            names = self._policy_headers.items()
+            read = {key: b",".join(named.get(name, ())) for key, name in names}
+            ask = msgspec.structs.replace(ask, policy_headers=read)
         return ask
 
     def _duties(self, ask: Ask, whose: Whose | None) -> Duties:
@@ -217,6 +225,12 @@ def _recorded_header(config: Config) -> str:
     if rules.file is None or rules.tenant_header is None or config.isolation is not None:
         return ""
     return rules.tenant_header.lower()
+
+
+def _policy_headers(rules: Policy) -> Mapping[str, str]:
+    """Returns the headers that policies read, in lower case, by the keys that name them."""
+    named = {key: attrgetter(key)(rules) for key in header_keys()}
+    return {key: name.lower() for key, name in named.items() if name is not None}
 
 
 def _tenants(config: Config, engines_of: Callable[[str], Collection[str]]) -> Tenants | None:

@@ -472,8 +472,13 @@ class Router:
             query = msgspec.structs.replace(
                 query, policy=head.policy, demand=query.demand._replace(subset=head.subset)
             )
-        if ask.of_class is not None or ask.tenant is not None:
-            query = msgspec.structs.replace(query, of_class=ask.of_class, tenant=ask.tenant)
+        if ask.of_class is not None or ask.tenant is not None or ask.policy_headers:
+            query = msgspec.structs.replace(
+                query,
+                of_class=ask.of_class,
+                tenant=ask.tenant,
+                policy_headers=ask.policy_headers,
+            )
         if head.session:
             query = msgspec.structs.replace(query, session=head.session)
         trusted = self._proofs.trust_for(query.forms) if query.forms else candidates

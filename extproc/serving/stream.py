@@ -241,27 +241,24 @@ class StreamSettings(msgspec.Struct, frozen=True):
     max_body_bytes: a longer body is collected only up to this, or not requested at all if its
     content-length says so. bodies: the limit for the bodies of all streams together; a body that
     exceeds it counts as too long.
-    names_model: whether routes choose a cluster by the model header that the router sets.
     policy_header: the request header that may name a policy, in lower case; None without one.
     naming: those with names that clients give.
     dialect: `extproc.dialect`: "buffered" refuses dialect B, "epp" uses it with a proxy that
     declares no mode.
     reads_usage: whether to request, in dialect A, the bodies of responses that may report usage.
-    owned: headers that say where a prompt is computed, or on which rank, and that no client may
-    set. cleans: whether bodies are cleaned of fields that no client may set.
-    phrases: the answers that most streams get. learned: the paths on which a model computes, though
-    no API of theirs is known. paths: finds those that engines see. note_unrecognized: called with
-    the path of a request with a body that may be a model's call, but is no known one.
+    cleans: whether bodies are cleaned of fields that no client may set.
+    phrases: the answers that most streams get, and the headers that only the router may set.
+    learned: the paths on which a model computes, though no API of theirs is known. paths: finds
+    those that engines see. note_unrecognized: called with the path of a request with a body that
+    may be a model's call, but is no known one.
     """
 
     max_body_bytes: int
     bodies: Budget
-    names_model: bool
     policy_header: str | None = None
     naming: NamingHeaders = NO_NAMES
     dialect: str = "auto"
     reads_usage: bool = False
-    owned: tuple[str, ...] = ()
     cleans: bool = False
     phrases: Phrases = msgspec.field(default_factory=Phrases)
     learned: LearnedPaths = msgspec.field(default_factory=LearnedPaths)
@@ -334,11 +331,10 @@ class Stream:
     def place(self, placement: Placement) -> Answers:
         """Returns the answers that carry the pick for the last `Ask`."""
         spoken = self._settings
-        names_model, owned = spoken.names_model, spoken.owned
         self.state = _ENDED if self.is_duplex and self._is_last else _PLACED
         if self._asked_with == REQUEST_BODY and not self.is_duplex:
-            return spoken.phrases.body_placed(placement, names_model=names_model, owned=owned)
-        common = say.pick_of(placement, names_model=names_model, owned=owned)
+            return spoken.phrases.body_placed(placement)
+        common = say.pick_of(placement, spoken.phrases.owned)
         if self._asked_with == REQUEST_HEADERS or self.is_duplex:
             without_body = not self._is_last and not self.is_duplex
             may_ask = self._announced_mode is not None and not self.is_duplex
@@ -382,7 +378,7 @@ class Stream:
     def _ask(self, kind: int, body: bytes | None, reason: str = "") -> Ask:
         self.state = _ASKED
         self._asked_with = kind
-        finds_model = self._settings.names_model and not self.is_duplex
+        finds_model = self._settings.phrases.names_model and not self.is_duplex
         has_more = kind == REQUEST_BODY or not self._is_last
         return Ask(
             self.head,

@@ -4,11 +4,13 @@ Sources: envoy/service/ext_proc/v3/external_processor.proto for the messages, th
 Protocol 1.0.0 for the names of the pick.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from extproc.base import headers
+from extproc.config.owned_headers import DIFFERING
 from extproc.http2.messages import LongMessage
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     BodyMutation,
@@ -40,106 +42,158 @@ def encoded(*answers: ProcessingResponse) -> Answers:
     return [answer.SerializeToString() for answer in answers]
 
 
+# Names and values of headers to set.
+Told = tuple[tuple[str, str], ...]
+
+
 class Placement(msgspec.Struct, frozen=True, gc=False):
     """What Envoy is told about a request's destination; each part may be absent.
 
-    destination: ip:port, best first, comma-separated. model: for routes by model. rank: name and
-    value of the header that names a data-parallel rank. legs: names and values of the headers that
-    say where the prompt is computed. body: replaces the request's own, if that was received whole.
-    priority: as rank, of the header that gives the engine's queue a priority.
+    destination: ip:port, best first, comma-separated. told: the other headers that are set, of
+    those in `extproc.config.owned_headers`. body: replaces the request's own, if that was received
+    whole.
     """
 
     destination: str = ""
-    model: str = ""
-    rank: tuple[str, str] | None = None
-    legs: tuple[tuple[str, str], ...] = ()
+    told: Told = ()
     body: Body | None = None
-    priority: tuple[str, str] | None = None
 
 
 # By what a repeated answer is known: the body mode that lets request headers go on, or a placement.
 _Cause = int | None | Placement
 
-# What stands for a pick, as long as one. It begins otherwise than it goes on, so that no length in
-# front of it (those of 128 to 255 bytes end with 0x01) is taken for its beginning. A pick is in a
-# header and in the metadata, so three parts are around it.
-_MARK_BEGINS, _MARK, _PICK_PARTS = "\x02", "\x01", 3
+# Of an answer, the lengths in bytes of its values, the destination's first, and the other names.
+_Shape = tuple[tuple[int, ...], tuple[str, ...]]
+
+
+class _Frame(NamedTuple):
+    """What is around values of certain lengths.
+
+    parts: what is before each value, and after the last one. order: which values these are.
+    """
+
+    parts: list[bytes]
+    order: list[int]
 
 
 class Phrases:
     """Answers that many requests get: each is built and encoded once.
 
-    They are shared, so they must not be changed. Bounded: when the cache is full, it is cleared.
-    Among many workers there are too many picks to know: what is around picks of one length is the
-    same, so that it is built once, and the pick is put into it.
+    They are shared, so they must not be changed. Bounded: when there are too many, all are dropped.
+    Among many workers there are too many picks to know, and some headers differ from request to
+    request: what is around values of the same lengths is the same, so that it is built once, and
+    the values are put into it.
+
+    owned: the headers that an answer with a pick sets or removes. names_model: whether the model's
+    is one of them, by which routes choose. differing: an answer that sets one of these is not kept.
     """
 
-    def __init__(self, most: int = 1024) -> None:
+    def __init__(
+        self,
+        owned: tuple[str, ...] = (headers.DESTINATION,),
+        differing: frozenset[str] = DIFFERING,
+        most: int = 1024,
+    ) -> None:
+        self.owned = owned
+        self.names_model = headers.MODEL in owned
+        self._differing = differing
         self._most = most
         self._answers: dict[_Cause, Answers] = {}
-        self._around: dict[Placement, list[bytes]] = {}
+        self._frames: dict[_Shape, _Frame] = {}
 
     def go_on(self, body_mode: int | None) -> Answers:
         """Returns the answer of `request_headers_go_on`."""
         known = self._answers.get(body_mode)
         if known is None:
-            known = self._keep(body_mode, encoded(request_headers_go_on(body_mode)))
+            known = encoded(request_headers_go_on(body_mode))
+            self._keep(body_mode, known)
         return known
 
-    def body_placed(
-        self, placement: Placement, *, names_model: bool, owned: tuple[str, ...] = ()
-    ) -> Answers:
-        """Returns the answer to a buffered request body that carries a placement.
-
-        names_model, owned: as in `pick_of`, and the same in every call.
-        """
+    def body_placed(self, placement: Placement) -> Answers:
+        """Returns the answer to a buffered request body that carries a placement."""
         body = placement.body
-        if body is not None and (isinstance(body, Extended) or len(body) >= LONG_BYTES):
-            return [_long_placed(placement, body, names_model=names_model, owned=owned)]
-        if body is not None or placement.legs:  # an answer for only one request
-            return [_placed(placement, body, names_model=names_model, owned=owned)]
+        if body is not None:
+            if isinstance(body, Extended) or len(body) >= LONG_BYTES:
+                return [_long_placed(placement, body, self.owned)]
+            return [_placed(placement, body, self.owned)]
         known = self._answers.get(placement)
         if known is None:
-            made = self._made(placement, names_model=names_model, owned=owned)
-            known = self._keep(placement, [made])
+            known = [self._filled(placement)]
+            told = placement.told
+            if not told or self._differing.isdisjoint([name for name, _ in told]):
+                self._keep(placement, known)
         return known
 
-    def _made(self, placement: Placement, *, names_model: bool, owned: tuple[str, ...]) -> bytes:
-        """Builds an answer, around the pick from what is known of others of its length."""
-        pick = placement.destination.encode()
-        mark = (_MARK_BEGINS + _MARK * (len(pick) - 1)) if pick else ""
-        marked = msgspec.structs.replace(placement, destination=mark)
-        around = self._around.get(marked)
-        if around is None:
-            written = _placed(marked, None, names_model=names_model, owned=owned)
-            around = written.split(mark.encode()) if mark else [written]
-            if mark and len(around) != _PICK_PARTS:  # another part has the mark as well
-                return _placed(placement, None, names_model=names_model, owned=owned)
-            self._around[marked] = around
-        return pick.join(around)
+    def _filled(self, placement: Placement) -> bytes:
+        """Builds an answer from what is known of others whose values are as long."""
+        pick, told = placement.destination.encode(), placement.told
+        if not told:  # as in most answers: only the pick stands at each place
+            return pick.join(self._frame(((len(pick),), ())).parts)
+        values = [pick, *[value.encode() for _, value in told]]
+        shape = tuple(map(len, values)), tuple([name for name, _ in told])
+        (before, *others), order = self._frame(shape)
+        return before + b"".join(
+            [values[at] + part for at, part in zip(order, others, strict=True)]
+        )
 
-    def _keep(self, cause: _Cause, answers: Answers) -> Answers:
+    def _frame(self, shape: _Shape) -> _Frame:
+        known = self._frames.get(shape)
+        if known is None:
+            if len(self._frames) >= self._most:
+                self._frames.clear()
+            known = self._frames[shape] = _frame_of(shape, self.owned)
+        return known
+
+    def _keep(self, cause: _Cause, answers: Answers) -> None:
         if len(self._answers) >= self._most:
             self._answers.clear()
-            self._around.clear()
         self._answers[cause] = answers
-        return answers
 
 
-def _placed(
-    placement: Placement, body: bytes | None, *, names_model: bool, owned: tuple[str, ...]
-) -> bytes:
+def _frame_of(shape: _Shape, owned: tuple[str, ...]) -> _Frame:
+    """Returns what is around the values of an answer.
+
+    It is encoded twice, with values that are as long and differ in each byte: where the two differ,
+    the values are. In the second, the bytes of a value are its number, from 1 on.
+    """
+    lengths, _ = shape
+    blank = _placed(_placement_of(shape, [0] * len(lengths)), None, owned)
+    numbered = _placed(_placement_of(shape, range(1, len(lengths) + 1)), None, owned)
+    parts, order = [], []
+    start = at = 0
+    while at < len(blank):
+        if blank[at] == numbered[at]:
+            at += 1
+            continue
+        parts.append(blank[start:at])
+        order.append(numbered[at] - 1)
+        start = at = at + lengths[order[-1]]
+    return _Frame([*parts, blank[start:]], order)
+
+
+def _placement_of(shape: _Shape, marks: Sequence[int]) -> Placement:
+    """Returns a placement of a shape. marks: for each value the character of which it consists."""
+    lengths, names = shape
+    pick, *values = [chr(mark) * length for length, mark in zip(lengths, marks, strict=True)]
+    return Placement(pick, tuple(zip(names, values, strict=True)))
+
+
+def _told_by(placement: Placement) -> Told:
+    """Returns the names and values of all headers that a placement sets."""
+    if not placement.destination:
+        return placement.told
+    return (headers.DESTINATION, placement.destination), *placement.told
+
+
+def _placed(placement: Placement, body: bytes | None, owned: tuple[str, ...]) -> bytes:
     """Builds and encodes the answer of `Phrases.body_placed`, with no body or a short one."""
-    common = pick_of(placement, names_model=names_model, owned=owned)
+    common = pick_of(placement, owned)
     return with_metadata(body_placed(common, body), placement).SerializeToString()
 
 
-def _long_placed(
-    placement: Placement, body: Body, *, names_model: bool, owned: tuple[str, ...]
-) -> LongMessage:
+def _long_placed(placement: Placement, body: Body, owned: tuple[str, ...]) -> LongMessage:
     """Builds and encodes the answer of `Phrases.body_placed` with a long body."""
-    common = pick_of(placement, names_model=names_model, owned=owned)
-    announced = with_metadata(body_placed(common, None, len(body)), placement)
+    announced = with_metadata(body_placed(pick_of(placement, owned), None, len(body)), placement)
     return _with_body(announced.SerializeToString(), body)
 
 
@@ -178,34 +232,16 @@ _WITH_RESPONSE_BODY = ProcessingMode(
 )
 
 
-def pick_of(
-    placement: Placement, *, names_model: bool, owned: tuple[str, ...] = ()
-) -> CommonResponse:
-    """Returns the header mutation of a pick; it removes or overwrites what a client set of them.
+def pick_of(placement: Placement, owned: tuple[str, ...]) -> CommonResponse:
+    """Returns the header mutation of a pick.
 
-    That holds for the endpoint, the model if `names_model`, and all `owned` headers.
-
-    names_model: whether routes choose by KVSteer's model header. owned: headers that say where the
-    prompt is computed, or on which rank, and that no client may set.
+    owned: the headers of which it overwrites or removes what a client set.
     """
-    mutation = HeaderMutation()
-    names = [(headers.DESTINATION, placement.destination)]
-    if names_model:
-        names.append((headers.MODEL, placement.model))
-    for name, value in names:
-        if value:
-            mutation.set_headers.append(_overwrite(name, value))
-        else:
-            mutation.remove_headers.append(name)
-    told = placement.legs if placement.rank is None else (*placement.legs, placement.rank)
-    if placement.priority is not None:
-        told = (*told, placement.priority)
-    for name, value in told:
-        mutation.set_headers.append(_overwrite(name, value))
-    if owned:
-        set_names = {name for name, _ in told}
-        mutation.remove_headers.extend([name for name in owned if name not in set_names])
-    return CommonResponse(header_mutation=mutation, clear_route_cache=names_model)
+    told = _told_by(placement)
+    mutation = HeaderMutation(set_headers=[_overwrite(name, value) for name, value in told])
+    names = {name for name, _ in told}
+    mutation.remove_headers.extend([name for name in owned if name not in names])
+    return CommonResponse(header_mutation=mutation, clear_route_cache=headers.MODEL in owned)
 
 
 def with_metadata(answer: ProcessingResponse, placement: Placement) -> ProcessingResponse:

@@ -10,10 +10,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from extproc.base.headers import DESTINATION, MODEL
+from extproc.config.owned_headers import RESERVED
 from extproc.config.reader import parse
 from extproc.config.schema import Config
-from extproc.envoy.envoy_config import IDLE_TIMEOUT, render
+from extproc.envoy.envoy_config import IDLE_TIMEOUT
 from tests.deploy.manifests import (
     KUBERNETES,
     OVERLAYS,
@@ -311,7 +311,7 @@ def is_router(template: Manifest) -> bool:
 def test_envoy_gateway_client_cannot_steer_and_may_send_a_long_prompt() -> None:
     (policy,) = of_kind("envoy-gateway", "ClientTrafficPolicy")
     spec = policy["spec"]
-    assert set(spec["headers"]["earlyRequestHeaders"]["remove"]) == {DESTINATION, MODEL}
+    assert set(spec["headers"]["earlyRequestHeaders"]["remove"]) == RESERVED
     limit = int(spec["connection"]["bufferLimit"].removesuffix("Mi")) * 1024 * 1024
     assert limit >= parse((KUBERNETES / "base/kvsteer.yaml").read_text(), "").extproc.max_body_bytes
 
@@ -325,11 +325,6 @@ def test_absent_router_fails_open_everywhere(overlay: str) -> None:
     for template in pod_templates(overlay):
         beside = template["spec"].get("initContainers", [])
         assert all("readinessProbe" not in container for container in beside)
-
-
-def test_sidecar_envoy_yaml_equals_the_rendered_one() -> None:
-    config = parse((KUBERNETES / "components/sidecar/kvsteer.yaml").read_text(), "kvsteer.yaml")
-    assert (KUBERNETES / "overlays/sidecar/envoy.yaml").read_text() == render(config)
 
 
 def test_sidecar_and_envoy_share_the_socket_and_the_endpoints() -> None:

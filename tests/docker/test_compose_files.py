@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from extproc.config.reader import load
-from extproc.envoy.envoy_config import render
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,15 +49,6 @@ def image_of(service: dict[str, Any]) -> str:
     """The image that its variable names, or else the one that the compose file names."""
     name, _, usual = str(service["image"]).removeprefix("${").rstrip("}").partition(":-")
     return os.environ.get(name, usual)
-
-
-@pytest.mark.parametrize("folder", ["compose", "compose/scale"])
-def test_committed_envoy_yaml_equals_the_rendered_one(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    rendered = render(load(f"deploy/{folder}/kvsteer.yaml"))
-    assert (ROOT / f"deploy/{folder}/envoy.yaml").read_text() == rendered
 
 
 def test_scale_profile_routers_meet_at_the_engine_and_are_found_by_envoy(
@@ -114,15 +104,6 @@ def test_configured_workers_are_all_services(monkeypatch: pytest.MonkeyPatch) ->
     workers = load("deploy/compose/kvsteer.yaml").workers
     hosts = {worker.endpoint.partition(":")[0] for worker in workers}
     assert hosts == {name for name in services() if name.startswith("worker-")}
-
-
-def test_gpu_envoy_yaml_equals_the_rendered_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "model").symlink_to(ROOT / "simulator/tiny_model")
-    monkeypatch.chdir(tmp_path)
-    rendered = render(load(str(ROOT / "deploy/compose/gpu/kvsteer.yaml")))
-    assert (ROOT / "deploy/compose/gpu/envoy.yaml").read_text() == rendered
 
 
 def test_engine_publishes_where_the_router_listens() -> None:

@@ -63,6 +63,11 @@ _BAR = 30
 _LOOK_SECONDS = 0.2
 
 
+def _playable() -> list[str]:
+    """Returns the policies that can be played: a recording has no headers."""
+    return [name for name, policy in POLICIES.items() if not policy.reads_header]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options to its parser."""
     add = parser.add_argument
@@ -85,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="blocks of a worker's cache; by default room for 400,000 tokens")  # fmt: skip
     add("--block-size", type=_whole_number(65_536), metavar="TOKENS",
         help="tokens per block; by default as in the trace, or a part of it")  # fmt: skip
-    add("--policy", action="append", choices=POLICIES, metavar="NAME",
+    add("--policy", action="append", choices=_playable(), metavar="NAME",
         help="play only this policy and Envoy's; may be repeated; by default all")  # fmt: skip
     add("--routers", type=_whole_number(_MOST_ROUTERS), default=1, metavar="N",
         help="number of routers that share")  # fmt: skip
@@ -247,7 +252,7 @@ def plan_of(
     )
     return Plan(
         Arrivals.of(requests, size),
-        _contestants(arguments.policy or list(POLICIES), rules, arguments.routers),
+        _contestants(arguments.policy or _playable(), rules, arguments.routers),
         speed,
         source,
         arguments.cache_blocks or _CACHE_TOKENS // size,

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from extproc.base.errors import ConfigError
+from extproc.config.policies import POLICIES
 from extproc.config.reader import (
     MAX_FILE_BYTES,
     changed_keys,
@@ -135,8 +136,8 @@ def test_null_stands_for_an_absent_value() -> None:
         (
             "policy: {name: cache-aware}",
             (
-                "policy.name: must be one of cost, cache_aware, prefix_cache, least_request,"
-                " round_robin, random, is 'cache-aware'; did you mean cache_aware?"
+                f"policy.name: must be one of {', '.join(POLICIES)}, is 'cache-aware'; did you mean"
+                " cache_aware?"
             ),
         ),
         (

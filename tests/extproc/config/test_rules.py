@@ -1,8 +1,11 @@
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
+from extproc.base.errors import ConfigError
 from extproc.config import rules
+from extproc.config.policies import POLICIES, Ranking, by_chance, header_keys
 from extproc.config.reader import parse
 from extproc.config.rules import (
     listener_faults,
@@ -37,6 +40,7 @@ MODEL = "models: [{name: m}]"
 MIRROR = "disaggregation: {mode: mirror, connector: sglang}"
 
 
+MISSING = "policy.header: missing; the policy random needs it"
 CLASSES = "policy: {classes: {header: %s, default: %s, of: [%s]}}"
 
 
@@ -249,6 +253,48 @@ def test_valid_configuration_is_accepted() -> None:
 ONE = Config(models=(Model("m"),))
 PLAIN = Config()
 MUTUAL = Tls(certificate="c", key="k", client_ca="a")
+
+
+@pytest.mark.parametrize(
+    ("key", "sections", "said"),
+    [
+        (
+            "header",
+            "policy: {name: random}",
+            ["policy.header: missing; the policy random needs it"],
+        ),
+        ("header", "policy: {name: random, header: x}", []),
+        ("header", "policy: {name: cost}", []),
+        ("name", "policy: {name: random}", []),
+    ],
+)
+def test_policy_that_reads_a_header_needs_its_name(
+    key: str, sections: str, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = Ranking(by_chance, reads_header=key)
+    monkeypatch.setitem(cast("dict[str, Ranking]", POLICIES), "random", reading)
+    assert key in header_keys()
+    assert broken(f"{MODEL}\n{WORKER}\n{sections}") == said
+    of_model = "models: [{name: m, policy: random}]"
+    assert not broken(f"{of_model}\n{WORKER}\npolicy: {{header: x}}")
+    assert bool(broken(f"{of_model}\n{WORKER}")) is (key == "header")
+
+
+def test_header_that_a_policy_reads_must_have_a_valid_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parse(f"{MODEL}\n{WORKER}", "c")
+    wrong = replace(config, policy=replace(config.policy, name="a b"))
+    reading = Ranking(by_chance, reads_header="name")
+    monkeypatch.setitem(cast("dict[str, Ranking]", POLICIES), "random", reading)
+    assert rules.broken_rules(wrong) == ["policy.name: is not a valid header name: 'a b'"]
+
+
+def broken(text: str) -> list[str]:
+    """The faults of a configuration, if there are any."""
+    try:
+        parse(text, "c")
+    except ConfigError:
+        return faults(text)
+    return []
 
 
 def of_listeners(**sections: object) -> list[str]:

@@ -407,13 +407,12 @@ def test_pulled_body_replaces_the_source_that_the_client_names() -> None:
     assert made.tail == ""
 
 
-def test_source_header_is_set_by_the_router_and_no_client() -> None:
+def test_source_header_is_set_by_the_router() -> None:
     rules = Disaggregation("header", "offloading", min_pulled_tokens=64)
     legs = Announcer(Config(models=(Model("m"),), disaggregation=rules))
     made = msgspec.structs.replace(placed(), source=PullSource("b:1", 5710, 64))
     assert legs.announce(made, CHAT, b"{}") == ((("x-kv-cache-source-host-port", "b:1"),), None)
     assert legs.announce(placed(), CHAT, b"{}") == ((), None)
-    assert {"x-kv-cache-source-host-port", "x-encoder-hosts-ports"} < set(legs.headers)
 
 
 def test_prefill_header_names_the_prefill_worker_to_a_sidecar() -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from extproc.base.headers import OF_SIDECARS
+from extproc.config.owned_headers import RESERVED
 from extproc.config.reader import parse
 from extproc.config.schema import (
     Accounting,
@@ -38,7 +38,6 @@ from tests.ports import free_port
 from tests.system.envoy_process import ENVOY, EnvoyDiedError, running_envoy
 
 EXAMPLES = Path(__file__).parents[3] / "envoy"
-STEERING_HEADERS = {"x-gateway-destination-endpoint", "x-kvsteer-model"}
 
 
 def configuration(*endpoints: str, **sections: Any) -> Config:
@@ -222,7 +221,7 @@ def test_render_begins_with_a_heading_on_how_to_run_the_file() -> None:
 def test_client_headers_that_steer_are_removed() -> None:
     (extension,) = connection_manager(parsed(configuration()))["early_header_mutation_extensions"]
     removed = {mutation["remove"] for mutation in extension["typed_config"]["mutations"]}
-    assert removed == STEERING_HEADERS
+    assert removed == RESERVED
 
 
 def test_headers_of_sidecars_are_removed_where_tenants_are_apart() -> None:
@@ -231,7 +230,8 @@ def test_headers_of_sidecars_are_removed_where_tenants_are_apart() -> None:
         tree = parsed(configuration(isolation=rules, disaggregation=Disaggregation(mode=mode)))
         (extension,) = connection_manager(tree)["early_header_mutation_extensions"]
         removed = [mutation["remove"] for mutation in extension["typed_config"]["mutations"]]
-        assert sorted(removed) == sorted({*STEERING_HEADERS, *OF_SIDECARS})
+        sidecars = {"x-prefiller-host-port", "x-kv-cache-source-host-port", "x-encoder-hosts-ports"}
+        assert sorted(removed) == sorted(RESERVED | sidecars)
 
 
 def test_priorities_of_clients_are_removed_where_classes_are_on() -> None:
@@ -240,7 +240,7 @@ def test_priorities_of_clients_are_removed_where_classes_are_on() -> None:
     tree = parsed(configuration(policy=rules))
     (extension,) = connection_manager(tree)["early_header_mutation_extensions"]
     removed = {mutation["remove"] for mutation in extension["typed_config"]["mutations"]}
-    assert removed == {*STEERING_HEADERS, "x-vllm-priority"}
+    assert removed == RESERVED | {"x-vllm-priority"}
 
 
 def test_requests_continue_while_the_router_is_away() -> None:
@@ -518,7 +518,7 @@ async def test_client_without_a_router_is_served_and_steers_nothing(
         aiohttp.request("POST", url, data=b"{}", headers=spoofed) as response,
     ):
         assert response.status == 200
-        assert not STEERING_HEADERS & set(await response.json())
+        assert not RESERVED & set(await response.json())
 
 
 async def test_dead_worker_fails_no_request_while_the_router_is_away(echo_port: int) -> None:

@@ -1,11 +1,12 @@
 from array import array
 from collections.abc import Mapping
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
+from extproc.config.policies import POLICIES, Order, PolicyInput, Ranking
 from extproc.config.schema import Cost, Policy
 from extproc.requests.outline import beginning_of
 from extproc.routing.claim_table import ClaimTable, Holdings
@@ -550,3 +551,20 @@ def test_worker_with_one_rank_needs_none_named() -> None:
 def test_media_are_known_if_whole_and_exact(exact: int, whole: int, known: int) -> None:
     item = MediaItem("image", True, bool(exact), 256.0)
     assert Media([item], 300.0, bool(whole), 9).is_known == bool(known)
+
+
+def test_policy_gets_what_the_request_and_its_candidates_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def by_header(columns: PolicyInput) -> Order:
+        named = (columns.session.encode(), columns.header)
+        return [0.0 if one.encode() in named else 1.0 for one in columns.endpoints()]
+
+    ranking = Ranking(by_header, reads_header="a.key")
+    monkeypatch.setitem(cast("dict[str, Ranking]", POLICIES), "random", ranking)
+    for query in (
+        Query("m", policy_headers={"a.key": b"c:1", "another": b"b:1"}),
+        Query("m", session="c:1"),
+    ):
+        made = decision(query, policy="random", excluded={"a": "x"})
+        assert made.pick[0] == "c:1"

@@ -17,10 +17,13 @@ from extproc.routing.sessions import session_credit
 
 
 def columns(*workers: tuple[float, float, float], **fields: Any) -> PolicyInput:
-    """Workers given as (cost, saved, in flight)."""
+    """Workers given as (cost, saved, in flight); fields of the input, or settings of a policy."""
     costs, saved, in_flight = zip(*workers, strict=True) if workers else ((), (), ())
     defaults: dict[str, Any] = {"prompt_tokens": 100.0, "turn": 0}
+    rules = {name: fields.pop(name) for name in [*fields] if name in Policy.__slots__}
     return PolicyInput(
+        rules=Policy(**rules),
+        endpoints=lambda: [f"10.0.0.{at}:1" for at, _ in enumerate(workers)],
         costs=list(costs),
         saved=lambda: saved,
         in_flight=lambda: list(in_flight),

@@ -1,5 +1,5 @@
 from extproc.routing.pins import NO_CHOICE, Pin, RankChoice
-from extproc.routing.ranks import Ranks, rank_name, rank_of
+from extproc.routing.ranks import Ranks, rank_of
 from kvstate.overlap import Overlap
 
 FIRST = Overlap(16, (4, 0, 0, 0), rank=0)
@@ -24,14 +24,6 @@ def test_rank_of_names_none_that_a_worker_lacks_or_that_is_its_only_one() -> Non
 def test_rank_of_names_none_whose_extra_work_exceeds_its_saving() -> None:
     assert rank_of([FIRST], [2, 2], 2, {0: 100.0, 1: 40.0}) == 0
     assert rank_of([FIRST], [2, 2], 2, {0: 100.0}) is None
-
-
-def test_rank_name_is_the_engines_header_or_the_configured_one() -> None:
-    assert [rank_name(name) for name in ("auto", "X-Rank", None)] == [
-        "x-data-parallel-rank",
-        "x-rank",
-        None,
-    ]
 
 
 def test_overlap_is_certain_only_on_workers_that_obey() -> None:

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from prometheus_client import generate_latest
 
-from extproc.base.headers import DESTINATION
+from extproc.config.owned_headers import owned_headers
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     HttpHeaders,
     HttpTrailers,
@@ -19,7 +19,6 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingResponse,
 )
 from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
-from extproc.routing.pins import RANK_HEADER
 from extproc.tokenizing.prompt_tokens import TOKENIZER_THREADS
 from tests.extproc.messages import body, head
 from tests.extproc.serving.running import PROCESS, PROMPT, WORKER, Running, listen_at
@@ -92,7 +91,7 @@ async def test_request_that_calls_no_model_gets_no_header_and_no_load(running: R
     await call.write(head("/metrics"))
     mutation = (await call.read()).request_headers.response.header_mutation
     assert not mutation.set_headers
-    assert set(mutation.remove_headers) == {DESTINATION, RANK_HEADER}
+    assert set(mutation.remove_headers) == set(owned_headers(running.service.config))
     assert running.in_flight == 0
 
 

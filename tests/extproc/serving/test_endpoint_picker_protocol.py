@@ -55,9 +55,9 @@ def asked(exchange: Exchange, hint: object = None) -> list[ProcessingResponse]:
 
 
 def header_of(answer: ProcessingResponse) -> str:
-    (option,) = answer.request_headers.response.header_mutation.set_headers
-    assert option.header.key == DESTINATION
-    return option.header.raw_value.decode()
+    options = answer.request_headers.response.header_mutation.set_headers
+    (value,) = [one.header.raw_value for one in options if one.header.key == DESTINATION]
+    return value.decode()
 
 
 def metadata_of(answer: ProcessingResponse) -> str:

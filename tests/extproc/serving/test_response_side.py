@@ -20,11 +20,7 @@ JSON = {"content-type": "application/json"}
 def side(*, is_duplex: bool = False, reads_usage: bool = False) -> Stream:
     """A stream that has its request headers, but nothing of its response."""
     bodies = Budget(1000)
-    one = Stream(
-        StreamSettings(
-            max_body_bytes=1000, bodies=bodies, names_model=False, reads_usage=reads_usage
-        )
-    )
+    one = Stream(StreamSettings(max_body_bytes=1000, bodies=bodies, reads_usage=reads_usage))
     one.receive(read(head(response_mode=ProcessingMode.FULL_DUPLEX_STREAMED if is_duplex else 0)))
     return one
 

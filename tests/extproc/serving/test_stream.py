@@ -18,32 +18,27 @@ from extproc.requests.request import Ask, Head
 from extproc.serving.naming_headers import NamingHeaders
 from extproc.serving.refusals import Refusal
 from extproc.serving.stream import Stream, StreamSettings, StreamState
-from extproc.serving.stream_answers import MAX_ECHO_BYTES, Placement
+from extproc.serving.stream_answers import MAX_ECHO_BYTES, Phrases, Placement
 from tests.extproc.messages import answers_of, body, head, read, trailers
 
 DESTINATION = "x-gateway-destination-endpoint"
 MODEL = "x-kvsteer-model"
-PLACEMENT = Placement("10.0.0.1:8000,10.0.0.2:8000", "tiny")
+PLACEMENT = Placement("10.0.0.1:8000,10.0.0.2:8000")
 DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 
 
 def stream(*, names_model: bool = False, dialect: str = "auto") -> Stream:
-    return Stream(
-        StreamSettings(
-            max_body_bytes=1000, bodies=Budget(2000), names_model=names_model, dialect=dialect
-        )
-    )
+    phrases = Phrases((DESTINATION, MODEL) if names_model else (DESTINATION,))
+    return Stream(StreamSettings(1000, Budget(2000), dialect=dialect, phrases=phrases))
 
 
 def looking() -> Stream:
-    spoken = StreamSettings(max_body_bytes=1000, bodies=Budget(2000), names_model=False)
+    spoken = StreamSettings(max_body_bytes=1000, bodies=Budget(2000))
     return Stream(spoken, wants_status=True)
 
 
 def test_conversation_header_is_read() -> None:
-    spoken = StreamSettings(
-        1000, Budget(2000), names_model=False, naming=NamingHeaders.of((), ("x-user",))
-    )
+    spoken = StreamSettings(1000, Budget(2000), naming=NamingHeaders.of((), ("x-user",)))
     one = Stream(spoken)
     one.receive(read(head(headers={"x-user": "u7"})))
     assert ask(one.receive(read(body(b"{}")))).head.conversation == "u7"
@@ -128,7 +123,7 @@ def test_model_header_is_set_where_there_are_several_models() -> None:
     one = stream(names_model=True)
     one.receive(read(head()))
     one.receive(read(body(b"{}")))
-    answer = only(one.place(PLACEMENT))
+    answer = only(one.place(Placement("10.0.0.1:8000", ((MODEL, "tiny"),))))
     assert set_headers(answer)[MODEL] == b"tiny"
     assert answer.request_body.response.clear_route_cache
 
@@ -268,7 +263,7 @@ def test_duplex_body_is_collected_and_echoed_behind_the_pick() -> None:
 
 
 def test_large_duplex_body_is_echoed_in_pieces_that_envoy_accepts() -> None:
-    one = Stream(StreamSettings(max_body_bytes=200_000, bodies=Budget(200_000), names_model=False))
+    one = Stream(StreamSettings(max_body_bytes=200_000, bodies=Budget(200_000)))
     one.receive(read(duplex_head()))
     one.receive(read(body(b"a" * 82_000, end_of_stream=False)))
     one.receive(read(body(b"b" * 82_000)))
@@ -442,10 +437,7 @@ def test_dialect_buffered_refuses_duplex_modes(
 
 def test_body_beyond_the_budget_is_echoed_unread() -> None:
     bodies = Budget(100)
-    first, second = (
-        Stream(StreamSettings(max_body_bytes=1000, bodies=bodies, names_model=False))
-        for _ in range(2)
-    )
+    first, second = (Stream(StreamSettings(max_body_bytes=1000, bodies=bodies)) for _ in range(2))
     for one in (first, second):
         one.receive(read(duplex_head()))
     assert first.receive(read(body(b"a" * 60, end_of_stream=False))) == []
@@ -465,7 +457,6 @@ def rewriting(**settings: Any) -> tuple[Stream, list[str]]:
     spoken = StreamSettings(
         1000,
         Budget(2000),
-        names_model=False,
         note_unrecognized=unrecognized.append,
         **settings,
     )

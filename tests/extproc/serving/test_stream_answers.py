@@ -6,6 +6,7 @@ from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.base.headers import DESTINATION, MODEL
 from extproc.http2.messages import LongMessage
 from extproc.pb.kvsteer_ext_proc_pb2 import HeaderValueOption, ProcessingMode, ProcessingResponse
 from extproc.requests.added_fields import LONG_BYTES, Extended
@@ -14,27 +15,22 @@ from extproc.serving.refusals import Refusal
 from extproc.serving.stream_answers import MAX_ECHO_BYTES, Phrases, Placement
 from tests.oracles.http2.grpc_messages import joined
 
-PICK = Placement("10.0.0.1:1,10.0.0.2:1", "tiny")
+NAMES_MODEL = (DESTINATION, MODEL)
+PICK = Placement("10.0.0.1:1,10.0.0.2:1", ((MODEL, "tiny"),))
 LENGTHS = st.integers(0, 3) | st.integers(MAX_ECHO_BYTES - 2, 2 * MAX_ECHO_BYTES + 2)
 
 
 def test_pick_of_overwrites_headers_and_removes_them_without_a_pick() -> None:
-    told = say.pick_of(PICK, names_model=True)
-    names = {one.header.key: one.header.raw_value for one in told.header_mutation.set_headers}
-    assert names == {
+    pick = say.pick_of(PICK, NAMES_MODEL)
+    set_headers = pick.header_mutation.set_headers
+    assert {one.header.key: one.header.raw_value for one in set_headers} == {
         "x-gateway-destination-endpoint": b"10.0.0.1:1,10.0.0.2:1",
         "x-kvsteer-model": b"tiny",
     }
-    assert told.clear_route_cache
-    nothing = say.pick_of(Placement(), names_model=False)
+    assert pick.clear_route_cache
+    nothing = say.pick_of(Placement(), (DESTINATION,))
     assert list(nothing.header_mutation.remove_headers) == ["x-gateway-destination-endpoint"]
     assert not nothing.clear_route_cache
-
-
-def test_pick_of_overwrites_the_rank_header_of_a_client() -> None:
-    told = say.pick_of(Placement("10.0.0.1:1", rank=("x-rank", "3")), names_model=False)
-    last = told.header_mutation.set_headers[-1]
-    assert (last.header.key, last.header.raw_value) == ("x-rank", b"3")
 
 
 def test_pick_header_and_metadata_hold_the_same_value() -> None:
@@ -45,7 +41,7 @@ def test_pick_header_and_metadata_hold_the_same_value() -> None:
 
 
 def test_placed_headers_may_omit_the_body() -> None:
-    common = say.pick_of(PICK, names_model=False)
+    common = say.pick_of(PICK, NAMES_MODEL)
     assert not say.headers_placed(common).HasField("mode_override")
     mode = say.headers_placed(common, without_body=True).mode_override
     assert mode.request_body_mode == ProcessingMode.NONE
@@ -105,12 +101,18 @@ def test_refused_is_an_immediate_response(status: int) -> None:
     assert (header.header.key, header.header.raw_value) == ("retry-after", b"1")
 
 
+def built(placement: Placement, owned: tuple[str, ...]) -> list[Any]:
+    """The answer to a request body, built for this placement alone."""
+    body = None if placement.body is None else bytes(placement.body)
+    made = say.body_placed(say.pick_of(placement, owned), body)
+    return say.encoded(say.with_metadata(made, placement))
+
+
 def test_phrases_make_and_encode_a_repeated_answer_once() -> None:
-    phrases = Phrases()
-    placed = phrases.body_placed(PICK, names_model=True)
-    assert placed is phrases.body_placed(PICK, names_model=True)
-    made = say.with_metadata(say.body_placed(say.pick_of(PICK, names_model=True)), PICK)
-    assert placed == [made.SerializeToString()]
+    phrases = Phrases(NAMES_MODEL)
+    assert phrases.names_model
+    assert phrases.body_placed(PICK) is phrases.body_placed(PICK)
+    assert phrases.body_placed(PICK) == built(PICK, NAMES_MODEL)
     for mode in (None, *say.WHOLE_BODY_MODES):
         assert phrases.go_on(mode) is phrases.go_on(mode)
         assert phrases.go_on(mode) == say.encoded(say.request_headers_go_on(mode))
@@ -121,82 +123,73 @@ PICKS = st.lists(
         lambda one: f"{one[0]}:{one[1]}"
     ),
     max_size=16,
-).map(tuple)
+).map(",".join)
+OWNED = (DESTINATION, MODEL, "x-leg", "x-other-leg", "x-rank", "100%b")
+VALUES = st.sampled_from(["", "3", "\0", "\1", "\2\3", "%b", "%", "tiny", "\1" * 9, "ü" * 70])
+TOLD = st.dictionaries(st.sampled_from(OWNED[1:]), VALUES | st.text(max_size=300)).map(
+    lambda told: tuple(told.items())
+)
+PLACEMENTS = st.builds(Placement, PICKS, TOLD)
 
 
-NAMED = st.sampled_from([None, ("x-rank", "3"), ("x-rank", "\x02")])
-
-
-@given(st.lists(st.tuples(PICKS, st.sampled_from(["tiny", "", "\x01" * 9]), NAMED), max_size=9))
-def test_answer_is_the_one_that_is_built_for_each_pick(
-    picks: list[tuple[tuple[str, ...], str, tuple[str, str] | None]],
-) -> None:
-    phrases = Phrases(most=4)
-    for pick, model, rank in picks:
-        placement = Placement(",".join(pick), model, rank)
-        made = say.body_placed(say.pick_of(placement, names_model=True, owned=("x-leg",)))
-        placed = phrases.body_placed(placement, names_model=True, owned=("x-leg",))
-        assert placed == say.encoded(say.with_metadata(made, placement))
+@given(st.lists(PLACEMENTS, max_size=9))
+def test_answer_is_the_one_that_is_built_for_each_placement(placements: list[Placement]) -> None:
+    phrases = Phrases(OWNED, frozenset({"x-leg"}), most=4)
+    for one in (*placements, *placements):
+        assert phrases.body_placed(one) == built(one, OWNED)
 
 
 @pytest.mark.parametrize("length", [*range(5), 127, 128, 129, 130, 255, 256, 257, 16_385])
-def test_answer_is_right_for_a_pick_of_any_length(length: int) -> None:
-    placement = Placement("x" * length)
-    made = say.with_metadata(say.body_placed(say.pick_of(placement, names_model=True)), placement)
-    assert Phrases().body_placed(placement, names_model=True) == say.encoded(made)
+def test_answer_is_right_for_values_of_any_length(length: int) -> None:
+    phrases = Phrases(OWNED)
+    for letter in "x\1\2%":
+        for one in (
+            Placement(letter * length),
+            Placement("a:1", (("x-leg", letter * length), ("x-rank", letter * 3))),
+            Placement(letter * length, (("x-leg", letter * length),)),
+        ):
+            assert phrases.body_placed(one) == built(one, OWNED)
 
 
 def test_phrases_keep_a_bounded_number_of_answers() -> None:
     phrases = Phrases(most=2)
     picks = [Placement(f"10.0.0.{number}:1") for number in range(5)]
-    said = [phrases.body_placed(pick, names_model=False) for pick in picks]
-    assert said[-1] is phrases.body_placed(picks[-1], names_model=False)
-    assert said[0] is not phrases.body_placed(picks[0], names_model=False)
-    assert said[0] == phrases.body_placed(picks[0], names_model=False)
+    said = [phrases.body_placed(pick) for pick in picks]
+    assert said[-1] is phrases.body_placed(picks[-1])
+    assert said[0] is not phrases.body_placed(picks[0])
+    assert said[0] == phrases.body_placed(picks[0])
 
 
-@pytest.mark.parametrize("more", [{"body": b"{}"}, {"legs": (("x-leg", "1"),)}])
+@pytest.mark.parametrize("more", [{"body": b"{}"}, {"told": (("x-leg", "1"),)}])
 def test_phrases_do_not_keep_answers_of_a_single_request(more: dict[str, Any]) -> None:
-    phrases, pick = Phrases(), msgspec.structs.replace(PICK, **more)
-    placed = phrases.body_placed(pick, names_model=False, owned=("x-leg",))
-    assert placed is not phrases.body_placed(pick, names_model=False, owned=("x-leg",))
-    body = None if pick.body is None else bytes(pick.body)
-    made = say.body_placed(say.pick_of(pick, names_model=False, owned=("x-leg",)), body)
-    assert placed == say.encoded(say.with_metadata(made, pick))
+    phrases, pick = Phrases(OWNED, frozenset({"x-leg"})), msgspec.structs.replace(PICK, **more)
+    placed = phrases.body_placed(pick)
+    assert placed is not phrases.body_placed(pick)
+    assert placed == built(pick, OWNED)
 
 
-OWNED = ("x-leg", "x-other-leg", "x-rank")
-placements = st.builds(
-    Placement,
-    destination=st.sampled_from(["", "10.0.0.1:1", "10.0.0.1:1,10.0.0.2:1"]),
-    model=st.sampled_from(["", "tiny"]),
-    rank=st.sampled_from([None, ("x-rank", "3")]),
-    legs=st.sets(st.sampled_from(OWNED[:2])).map(
-        lambda names: tuple((name, "1") for name in names)
-    ),
-)
+def test_values_that_differ_by_request_drop_no_answer_that_is_kept() -> None:
+    phrases = Phrases(OWNED, frozenset({"x-leg"}), most=2)
+    kept = phrases.body_placed(PICK)
+    for number in range(100):
+        phrases.body_placed(Placement("a:1", (("x-leg", "1" * number),)))
+    assert phrases.body_placed(PICK) is kept
 
 
-@given(placements, st.booleans())
-def test_pick_of_leaves_no_owned_header_of_a_client(
-    placement: Placement,
-    names_model: bool,
-) -> None:
-    mutation = say.pick_of(placement, names_model=names_model, owned=OWNED).header_mutation
+@given(PLACEMENTS)
+def test_pick_of_leaves_no_owned_header_of_a_client(placement: Placement) -> None:
+    mutation = say.pick_of(placement, OWNED).header_mutation
     settled = {one.header.key: one.append_action for one in mutation.set_headers}
     assert set(settled.values()) <= {HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD}
-    told = {"x-gateway-destination-endpoint", *OWNED} | (
-        {"x-kvsteer-model"} if names_model else set()
-    )
-    assert told <= {*settled, *mutation.remove_headers}
+    assert {*settled, *mutation.remove_headers} == {*OWNED}
     assert settled.keys().isdisjoint(mutation.remove_headers)
 
 
 @pytest.mark.parametrize("extra", [-1, 0, 1, 20_000])
 def test_new_body_is_whole_however_long_it_is(extra: int) -> None:
     body = bytes(LONG_BYTES + extra)
-    placement = Placement("a:1,b:2", body=body, priority=("x", "1"))
-    (written,) = Phrases().body_placed(placement, names_model=False, owned=("y",))
+    placement = Placement("a:1,b:2", (("x", "1"),), body)
+    (written,) = Phrases((DESTINATION, "x", "y")).body_placed(placement)
     assert isinstance(written, LongMessage) == (extra >= 0)
     answer = ProcessingResponse.FromString(
         written if isinstance(written, bytes) else joined(written)
@@ -213,7 +206,7 @@ def test_new_body_is_whole_however_long_it_is(extra: int) -> None:
 def test_long_body_that_ends_otherwise_is_not_copied() -> None:
     body = bytes(LONG_BYTES) + b"} "
     placement = Placement("a:1", body=Extended(body, LONG_BYTES, b',"x":1}'))
-    (written,) = Phrases().body_placed(placement, names_model=False)
+    (written,) = Phrases().body_placed(placement)
     assert isinstance(written, LongMessage)
     assert written.body is body
     answer = ProcessingResponse.FromString(joined(written)).request_body.response

@@ -47,9 +47,7 @@ def response_body(piece: bytes, *, last: bool) -> ProcessingRequest:
 
 def stream() -> Stream:
     bodies = Budget(10**9)
-    return Stream(
-        StreamSettings(max_body_bytes=LIMIT, bodies=bodies, names_model=False, reads_usage=True)
-    )
+    return Stream(StreamSettings(max_body_bytes=LIMIT, bodies=bodies, reads_usage=True))
 
 
 def talk(

@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc._core import Budget
+from extproc.base.headers import DESTINATION, MODEL
 from extproc.pb import kvsteer_ext_proc_pb2 as ours
 from extproc.serving.stream import Stream, StreamSettings
-from extproc.serving.stream_answers import Placement
+from extproc.serving.stream_answers import Phrases, Placement
 from tests.extproc.messages import body, head, read
 
 
@@ -39,9 +40,9 @@ def test_complete_request_is_read_the_same_by_the_subset() -> None:
 
 
 def test_subset_answer_is_read_the_same_by_the_complete_classes() -> None:
-    stream = Stream(StreamSettings(max_body_bytes=10, bodies=Budget(10), names_model=True))
+    stream = Stream(StreamSettings(10, Budget(10), phrases=Phrases((DESTINATION, MODEL))))
     stream.receive(read(head("/metrics")))
-    (answer,) = stream.place(Placement("10.0.0.1:8000", "tiny"))
+    (answer,) = stream.place(Placement("10.0.0.1:8000"))
     assert isinstance(answer, bytes)
     theirs_read = theirs.ProcessingResponse.parse(answer)
     assert theirs_read.request_headers is not None

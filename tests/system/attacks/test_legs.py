@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from extproc.base.headers import OF_LEGS
+from extproc.config.owned_headers import owned_headers
+from extproc.config.schema import Config
+from extproc.config.sections import Disaggregation
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from tests.extproc.messages import body, head
 from tests.system.attacks.peer import PROCESS
 from tests.system.attacks.victim import Victim, running_victim
 
-FORGED = dict.fromkeys((*OF_LEGS["mirror"], "x-gateway-destination-endpoint"), "10.0.0.1:8000")
+RULES = Config(disaggregation=Disaggregation("mirror", "sglang"))
+FORGED = dict.fromkeys(owned_headers(RULES), "10.0.0.1:8000")
 BODIES = {
     "a prompt": b'{"model": "m", "prompt": [1, 2, 3]}',
     "no JSON": b"\xff\xfe{",

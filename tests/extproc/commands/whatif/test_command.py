@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -19,6 +19,7 @@ import pytest
 from extproc.__main__ import main
 from extproc.base.errors import ConfigError, StartError
 from extproc.commands.whatif import command
+from extproc.config.policies import POLICIES, Ranking, by_chance
 from simulator.settings import TINY_MODEL
 from tests.extproc.commands.whatif.here import Here
 
@@ -189,6 +190,20 @@ def test_malformed_options_are_refused(option: str) -> None:
     with pytest.raises(SystemExit) as refused:
         parsed("trace.jsonl", option)
     assert refused.value.code == 2
+
+
+@pytest.mark.usefixtures("here")
+def test_policy_that_reads_a_header_is_not_played(
+    trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reading = Ranking(by_chance, reads_header="header")
+    monkeypatch.setitem(cast("dict[str, Ranking]", POLICIES), "random", reading)
+    played = told(trace, "--workers=2", "--seeds=1", "--first=5")["policies"]
+    assert "cost" in played
+    assert "random" not in played
+    with pytest.raises(SystemExit):
+        parsed(trace, "--policy=random")
+    assert "invalid choice: 'random'" in capsys.readouterr().err
 
 
 @contextlib.contextmanager
