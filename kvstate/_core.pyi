@@ -41,10 +41,12 @@ class Core:
         """Makes everything an owner holds uncertain."""
 
     def clear_some(self, owner: int, work: int) -> bool:
-        """Does at most this much of `clear`; returns whether all is done."""
+        """Goes on with `clear` until the block that reaches this much work; returns whether all is
+        done. A block is four table lookups, of which `work` is a number.
+        """
 
     def demote_some(self, owner: int, work: int) -> bool:
-        """Does at most this much of `demote`; returns whether all is done.
+        """Goes on with `demote` as `clear_some` does; returns whether all is done.
 
         Blocks not demoted yet still count as certain, unless the owner is not trusted.
         """

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvstate.errors import WireError
 from kvstate.index import Index
@@ -20,6 +22,9 @@ from kvstate.wire.zmq_wire import (
     decode_batch,
     stamp_of,
 )
+
+# Table lookups that each block counts as, when it is forgotten or moved.
+WORK_A_BLOCK = 4
 
 COUNT = 6_000
 HASHES = list(range(1, COUNT + 1))
@@ -92,6 +97,25 @@ def test_rank_is_cleared_and_demoted_in_steps() -> None:
     assert (owner.blocks, owner.uncertain_blocks) == (2 * COUNT, 2 * COUNT)
     assert steps_of(owner.forgetting()) > 3
     assert seen(index, owner)[0] == 0
+
+
+@given(st.integers(0, 300), st.integers(0, 400), st.booleans())
+def test_step_ends_with_the_block_that_reaches_its_work(
+    count: int, work: int, clears: bool
+) -> None:
+    index, owner = new_index()
+    for hashes in ([*range(1, count + 1)], [*range(1_000, 1_000 + count)]):
+        index.demote(owner)  # the first of them become uncertain, so that the others have to move
+        finished(owner.applying(message([["BlockStored", hashes, None, hashes, 1, None, "GPU"]])))
+    some = index.core.clear_some if clears else index.core.demote_some
+    left, is_done = owner.blocks if clears else owner.blocks - owner.uncertain_blocks, False
+    while not is_done:
+        is_done = some(owner.number, work)
+        index.check()
+        now = owner.blocks if clears else owner.blocks - owner.uncertain_blocks
+        assert left - now <= 1 + work // WORK_A_BLOCK
+        left = now
+    assert left == 0
 
 
 def test_abandoned_message_leaves_a_consistent_index() -> None:

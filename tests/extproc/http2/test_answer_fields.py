@@ -45,3 +45,13 @@ def test_any_block_is_read_as_another_decoder_reads_it_or_refused(block: bytes) 
 def test_field_of_no_table_and_endless_fields_are_refused(block: bytes) -> None:
     with pytest.raises(ValueError, match="undecodable header block"):
         header_fields(block)
+
+
+@given(st.integers(0, 1_600))
+def test_block_of_more_than_32_kib_of_fields_is_refused(count: int) -> None:
+    field = len(b":method" + b"GET") + 32  # RFC 9113, section 6.5.2
+    if count * field <= 32 * 1024:
+        assert header_fields(b"\x82" * count) == [(b":method", b"GET")] * count
+        return
+    with pytest.raises(ValueError, match="undecodable header block"):
+        header_fields(b"\x82" * count)

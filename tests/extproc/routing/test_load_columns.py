@@ -114,6 +114,28 @@ def test_draws_are_the_same_compiled_and_in_python(
         assert set(found) <= set(places)
 
 
+def _no_chance() -> float:
+    raise AssertionError("a random number was drawn")
+
+
+@given(RANKS, st.integers(0, 25), st.integers(0, 2**32))
+def test_lowest_are_at_most_so_many_and_the_lowest(
+    ranks: list[float], count: int, seed: int
+) -> None:
+    found = lowest(ranks, count, Random(seed).random)
+    assert len(set(found)) == len(found) == min(count, len(ranks))
+    assert [ranks[at] for at in found] == sorted(ranks)[:count]
+
+
+@given(st.sets(st.integers(-90, 90)), st.integers(0, 25), st.randoms(use_true_random=False))
+def test_lowest_of_different_ranks_need_no_chance(
+    different: set[int], count: int, rng: Random
+) -> None:
+    ranks = [float(one) for one in different]
+    rng.shuffle(ranks)
+    assert [ranks[at] for at in lowest(ranks, count, _no_chance)] == sorted(ranks)[:count]
+
+
 def test_numbers_are_those_of_the_source() -> None:
     numbers = plain_numbers(1234567)
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]

@@ -54,6 +54,22 @@ def test_numbers_are_the_same_compiled_and_in_python(seed: int, steps: int) -> N
         assert plain == step(both[1], paces[1], rngs[1], now)
 
 
+TOKENS = st.floats(0, 1e9)
+
+
+@given(st.lists(TOKENS, max_size=4), st.integers(0, 2**40), TOKENS)
+def test_estimate_of_the_queue_is_bounded_by_what_is_not_known_to_be_computed(
+    booked: list[float], shared: int, estimate: float
+) -> None:
+    numbers = LoadNumbers(Pace())
+    for tokens in booked:
+        numbers.begin(tokens, 1.0, RATE, WINDOW)
+    numbers.shared_tokens = shared
+    numbers.bound(estimate, 1.0, WINDOW)
+    most = numbers.booked_tokens + numbers.shared_tokens
+    assert numbers.backlog(1.0, RATE) == min(estimate, most)
+
+
 def test_numbers_are_only_of_a_pace() -> None:
     wrong: Any = PlainPace()
     with pytest.raises(TypeError, match="Pace"):

@@ -1,5 +1,6 @@
 """The compiled decoder of messages against protobuf, to which it may leave any of them."""
 
+import re
 from collections.abc import Callable, Iterable
 from random import Random
 
@@ -19,7 +20,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
 from extproc.requests.request import Head
 from extproc.serving.naming_headers import NamingHeaders
 from extproc.serving.proxy_decoder import ProxyDecoder, by_protobuf, head_of
-from extproc.serving.proxy_message import NO_KIND, ProxyMessage
+from extproc.serving.proxy_message import NO_KIND, ProxyMessage, number_of
 from tests.extproc.messages import body, head, response_head, trailers
 
 NAMES = (":path", ":status", "x-user", "content-length")
@@ -195,3 +196,9 @@ def test_decoder_reads_every_value_of_the_header_that_is_asked_for_so() -> None:
     for read in (ProxyDecoder((), ["x-tenant"]).decode(sent), plain(sent, (), ["x-tenant"])):
         assert read.values == {"x-tenant": [b"a" * 2000, b"b"]}
     assert ProxyDecoder((), ["x-none"]).decode(message.SerializeToString()).values == {}
+
+
+@given(st.text(max_size=6) | st.integers(0, 10**9).map(str), st.integers(1, 12))
+def test_number_has_no_more_than_its_digits(text: str, digits: int) -> None:
+    is_number = re.fullmatch("[0-9]+", text) is not None and len(text) <= digits
+    assert number_of(text, digits) == (int(text) if is_number else None)
