@@ -66,65 +66,41 @@ class Term(NamedTuple):
     replaced: Mapping[str, Callable[..., object]] = {}
 
 
-def _priced(*, prices: bool) -> Contestant:
-    wanted = routing_pulls.PRICED if prices else routing_pulls.AFTER
-    return next(one for one in routing_pulls.CONTESTANTS if one.name == wanted)
-
-
-_STORED = next(one for one in routing_stores.CONTESTANTS if one.name == routing_stores.KNOWN)
-_UNSTORED = next(one for one in routing_stores.CONTESTANTS if one.name == routing_stores.TODAY)
-_FETCHING = (*routing_stores.STORE_CELLS, *routing_pulls.PULL_CELLS)
+_OFF_OVERTAKING = {"extproc.routing.decision.charge_overtaking": _charges_nothing}
+_OFF_SHARE = {"extproc.routing.store_share.StoreShare.share": _believes_all}
 
 
 def _weighs(**weights: int) -> Contestant:
     return USUAL._replace(rules=Policy(cost=Cost(**weights)))
 
 
+def _of_stores(
+    off: str = routing_stores.KNOWN, replaced: Mapping[str, Callable[..., object]] = {}
+) -> Term:
+    """Returns a part that acts where a store is known. off: the contestant without it."""
+    named = {one.name: one for one in routing_stores.CONTESTANTS}
+    on, cells = named[routing_stores.KNOWN], routing_stores.STORE_CELLS
+    return Term(on, named[off], cells, routing_stores.OTHER_CELLS, False, replaced)
+
+
+def _of_pulls(
+    off: str = routing_pulls.PRICED, replaced: Mapping[str, Callable[..., object]] = {}
+) -> Term:
+    """Returns a part that acts where pulls are priced. off: the contestant without it."""
+    named = {one.name: one for one in routing_pulls.CONTESTANTS}
+    on, cells = named[routing_pulls.PRICED], routing_pulls.PULL_CELLS
+    return Term(on, named[off], cells, routing_pulls.OTHER_CELLS, False, replaced)
+
+
+_SIBLINGS = _weighs(siblings_percent=routing_siblings.PERCENT)
+
 TERMS: Mapping[str, Term] = {
-    "siblings": Term(
-        _weighs(siblings_percent=routing_siblings.PERCENT),
-        USUAL,
-        routing_siblings.SIBLING_CELLS,
-        CELLS,
-    ),
-    "overtaking by loads": Term(
-        _STORED,
-        _STORED,
-        routing_stores.STORE_CELLS,
-        routing_stores.OTHER_CELLS,
-        is_in_loops=False,
-        replaced={"extproc.routing.decision.charge_overtaking": _charges_nothing},
-    ),
-    "overtaking by pulls": Term(
-        _priced(prices=True),
-        _priced(prices=True),
-        routing_pulls.PULL_CELLS,
-        routing_pulls.OTHER_CELLS,
-        is_in_loops=False,
-        replaced={"extproc.routing.decision.charge_overtaking": _charges_nothing},
-    ),
-    "store share": Term(
-        _STORED,
-        _STORED,
-        routing_stores.STORE_CELLS,
-        routing_stores.OTHER_CELLS,
-        is_in_loops=False,
-        replaced={"extproc.routing.store_share.StoreShare.share": _believes_all},
-    ),
-    "stores": Term(
-        _STORED,
-        _UNSTORED,
-        routing_stores.STORE_CELLS,
-        routing_stores.OTHER_CELLS,
-        is_in_loops=False,
-    ),
-    "price_pulls": Term(
-        _priced(prices=True),
-        _priced(prices=False),
-        routing_pulls.PULL_CELLS,
-        routing_pulls.OTHER_CELLS,
-        is_in_loops=False,
-    ),
+    "siblings": Term(_SIBLINGS, USUAL, routing_siblings.SIBLING_CELLS, CELLS),
+    "overtaking by loads": _of_stores(replaced=_OFF_OVERTAKING),
+    "overtaking by pulls": _of_pulls(replaced=_OFF_OVERTAKING),
+    "store share": _of_stores(replaced=_OFF_SHARE),
+    "stores": _of_stores(routing_stores.TODAY),
+    "price_pulls": _of_pulls(routing_pulls.AFTER),
     "learned speeds": Term(USUAL, USUAL._replace(learns=False), SPEED_CELLS, CELLS),
     "requests in flight": Term(USUAL, USUAL._replace(expects=False), CELLS),
     "affinity by utilization": Term(USUAL, _weighs(busy_affinity_percent=0), CELLS),

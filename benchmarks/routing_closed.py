@@ -7,6 +7,7 @@ Pauses are log-normal with 2.28 and 1.34 of log seconds, as SAECache (arXiv:2605
 
 import heapq
 import itertools
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +15,12 @@ from random import Random
 from typing import NamedTuple
 
 from measure import Figure
-from routing_cells import Cell
+from routing_cells import CACHE_TOKENS
 from routing_compare import interval
 from routing_workloads import blocks_of, request_of, take
 
-from extproc.commands.whatif.engines import Request
-from extproc.commands.whatif.routers import Arrivals, Contestant, Proxy, proxy_of
+from extproc.commands.whatif.engines import BLOCK_TOKENS, ModelledSpeed, Request, quantile
+from extproc.commands.whatif.routers import Arrivals, Contestant, Proxy, Stage, proxy_of
 
 SYSTEM_TOKENS = 8_000
 PAUSE_LOG_MEAN, PAUSE_LOG_SIGMA, LONGEST_PAUSE_SECONDS = 2.28, 1.34, 600.0
@@ -128,8 +129,9 @@ class _Play:
     def _arrivals(self) -> Iterator[Request]:
         now = 0.0
         while now < self.loop.seconds:
-            if not self._due or self._due[0][0] > now:
-                now = min(now + LOOK_SECONDS, self._due[0][0] if self._due else now + LOOK_SECONDS)
+            next_due = self._due[0][0] if self._due else math.inf
+            if next_due > now:
+                now = min(now + LOOK_SECONDS, next_due)
                 self.proxy.fleet.advance_to(now, self._over)
                 continue
             _, number = heapq.heappop(self._due)
@@ -151,13 +153,12 @@ class _Play:
         waits = sorted(one.first_token_at - one.at for one in counted)
         ended = [one for one in self.sent if since <= one.done_at <= until]
         prompt = [one for one in ended if one.first_token_at - one.at <= PROMPT_SECONDS]
-        p50, p90, p99 = (waits[int(share * len(waits))] for share in (0.5, 0.9, 0.99))
         return LoopResult(
             turns=len(ended) / (until - since),
             prompt_turns=len(prompt) / (until - since),
-            p50=p50,
-            p90=p90,
-            p99=p99,
+            p50=quantile(waits, 0.5),
+            p90=quantile(waits, 0.9),
+            p99=quantile(waits, 0.99),
             hit_rate=sum(one.cached for one in counted) / sum(one.tokens for one in counted),
         )
 
@@ -166,7 +167,8 @@ def play(loop: Loop, contestant: Contestant, seed: int, workers: int = 8) -> Loo
     """Returns what a contestant makes of a loop on so many engines."""
     agents = agents_of(loop, seed)
     given = Arrivals.of([request for one in agents for request in one.requests])
-    proxy = proxy_of(Cell(loop.name, lambda _: [], workers).stage, contestant, given, seed)
+    stage = Stage([ModelledSpeed()] * workers, CACHE_TOKENS // BLOCK_TOKENS)
+    proxy = proxy_of(stage, contestant, given, seed)
     own = iter(proxy.requests)
     fresh = [Turns(list(itertools.islice(own, len(one.requests))), one.pauses) for one in agents]
     return _Play(loop, proxy, fresh).run()

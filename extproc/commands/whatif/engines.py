@@ -510,13 +510,14 @@ def result_of(requests: Sequence[Request], computed: Sequence[int]) -> Result:
     ended = max(one.done_at for one in requests)
     return Result(
         hit_rate=sum(one.cached for one in requests) / sum(one.tokens for one in requests),
-        p50=_quantile(waits, 0.5),
-        p90=_quantile(waits, 0.9),
-        p99=_quantile(waits, 0.99),
+        p50=quantile(waits, 0.5),
+        p90=quantile(waits, 0.9),
+        p99=quantile(waits, 0.99),
         throughput=len(requests) / (ended - requests[0].at),
         spread=pstdev(computed) / max(1.0, fmean(computed)),
     )
 
 
-def _quantile(ordered: Sequence[float], share: float) -> float:
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Returns the value below which such a share of ordered values lies."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
