@@ -23,7 +23,8 @@ from extproc.routing.load import Booking
 from extproc.routing.placing import Placing
 from extproc.routing.query import Query, Snapshot
 from extproc.routing.sampling import Chance
-from extproc.routing.upstreams import FIRST_SERVER_ERROR, Upstreams, is_uncomputed
+from extproc.routing.statuses import FIRST_SERVER_ERROR, is_uncomputed
+from extproc.routing.upstreams import Upstreams
 from kvstate.overlap import Prompt
 
 # A prompt counts as a prefill worker's load for this multiple of its expected time.

@@ -11,6 +11,7 @@ from extproc.fleet.polling import Client, Look, Polling
 from extproc.fleet.record import Table, Worker
 from extproc.routing.evidence import Judge
 from extproc.routing.probe_schedule import SignsOfLife
+from extproc.routing.statuses import FIRST_SERVER_ERROR
 from extproc.routing.upstreams import Upstream
 
 log = logging.getLogger("kvsteer.workers")
@@ -24,8 +25,6 @@ _MOST_SECONDS = 60.0
 
 # Nobody listens there, or there is no route. Any other connection error may be the router's own.
 _NOBODY = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
-
-_SERVER_ERROR = 500
 
 DEAD = "does not answer"
 REFUSED = "it cannot be connected to"
@@ -114,4 +113,4 @@ async def _fault(client: Client, endpoint: str) -> str:
         return REFUSED if error.os_error.errno in _NOBODY else ""
     except (aiohttp.ClientError, OSError):
         return ""
-    return f"GET /health has status {status}" if status >= _SERVER_ERROR else ""
+    return f"GET /health has status {status}" if status >= FIRST_SERVER_ERROR else ""

@@ -46,7 +46,7 @@ from extproc.observing.usage import UNKNOWN, Usage, UsageScanner
 from extproc.routing.decision import Decision
 from extproc.routing.fetching import Fetch
 from extproc.routing.query import Media
-from extproc.routing.upstreams import FIRST_FAILURE
+from extproc.routing.statuses import FIRST_FAILURE
 from kvstate.overlap import Overlap, Prompt
 
 

@@ -38,7 +38,7 @@ from extproc.requests.request import NO_HEAD, Head
 from extproc.requests.tenant_salt import Tenant
 from extproc.routing.belonging import Belonging
 from extproc.routing.decision import Decision, Verdict
-from extproc.routing.upstreams import FIRST_FAILURE
+from extproc.routing.statuses import FIRST_FAILURE
 from kvstate.overlap import Prompt
 
 log = logging.getLogger("kvsteer.recorder")

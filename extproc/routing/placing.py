@@ -23,7 +23,8 @@ from extproc.routing.policy_choice import policy_of
 from extproc.routing.query import Query, Snapshot
 from extproc.routing.ranks import Ranks
 from extproc.routing.sampling import sample_size
-from extproc.routing.upstreams import Upstreams, is_uncomputed
+from extproc.routing.statuses import is_uncomputed
+from extproc.routing.upstreams import Upstreams
 from kvstate.overlap import Overlap, Prompt
 
 # Why an endpoint that is about to be removed gets no new requests.

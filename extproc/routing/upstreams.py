@@ -13,26 +13,11 @@ from dataclasses import dataclass, field
 from extproc.routing.evidence import RULES, Evidence, Judge
 from extproc.routing.load import EndpointLoad
 from extproc.routing.probe_schedule import ProbeSchedule
-
-# From this status on, the request has failed.
-FIRST_FAILURE = 400
-
-FIRST_SERVER_ERROR = 500
-_NOT_FOUND = 404
-_TOO_MANY_REQUESTS = 429
+from extproc.routing.statuses import is_workers_failure
 
 FAILING = "answers request after request with failures"
 
 _NONE: Mapping[str, str] = {}
-
-
-def is_uncomputed(status: int) -> bool:
-    """Returns whether a worker that answers with this status has not computed the prompt.
-
-    404 and 429 come before it is computed, and after a server error nothing is known to be stored.
-    Any other status says nothing: engines check some parameters only after the prompt is computed.
-    """
-    return status in (_NOT_FOUND, _TOO_MANY_REQUESTS) or status >= FIRST_SERVER_ERROR
 
 
 @dataclass(eq=False, slots=True)
@@ -133,7 +118,7 @@ class Upstreams:
         record = self._by_endpoint.get(endpoint)
         if record is None:
             return None
-        if status >= FIRST_SERVER_ERROR or status == _TOO_MANY_REQUESTS:
+        if is_workers_failure(status):
             return self.note_failure(record, Judge.ANSWERS, FAILING, now) or None
         if record.evidence and self.restore(record, Judge.ANSWERS):
             return 0.0

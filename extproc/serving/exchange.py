@@ -42,7 +42,7 @@ from extproc.requests.responses_request import PATH as RESPONSES_PATH
 from extproc.routing.decision import Decision, Verdict
 from extproc.routing.load import Booking
 from extproc.routing.policy_choice import endpoints_named
-from extproc.routing.upstreams import FIRST_FAILURE
+from extproc.routing.statuses import FIRST_FAILURE
 from extproc.serving.classes import named_priority
 from extproc.serving.named_rank import named_rank
 from extproc.serving.naming_headers import NamingHeaders

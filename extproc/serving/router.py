@@ -44,9 +44,9 @@ from extproc.routing.explain import explanation
 from extproc.routing.load import Booking
 from extproc.routing.placing import Placing
 from extproc.routing.query import Media, Query
+from extproc.routing.statuses import FIRST_FAILURE
 from extproc.routing.steering import Steering, beginning_of, hash_of
 from extproc.routing.store_offers import StoreOffers
-from extproc.routing.upstreams import FIRST_FAILURE
 from extproc.serving.delivery import Delivery
 from extproc.serving.observers import Observer
 from extproc.serving.preparation import NOTHING_NAMED, Fleet, Named, Preparation

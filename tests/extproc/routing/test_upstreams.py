@@ -3,7 +3,7 @@ import math
 import pytest
 
 from extproc.routing.evidence import RULES, Judge
-from extproc.routing.upstreams import FAILING, Upstreams, is_uncomputed
+from extproc.routing.upstreams import FAILING, Upstreams
 
 WORKER = "a:1"
 RULE = RULES[Judge.ANSWERS]
@@ -190,10 +190,3 @@ def test_shared_failure_is_counted_at_an_endpoint_with_a_worker() -> None:
     for endpoint in (WORKER, "b:1"):
         one.note_failed_half(endpoint)
     assert (record.failed_halves, one.get("b:1")) == (1, None)
-
-
-@pytest.mark.parametrize(
-    ("status", "expected"), [(200, False), (400, False), (404, True), (429, True), (500, True)]
-)
-def test_status_tells_whether_the_prompt_was_computed(status: int, *, expected: bool) -> None:
-    assert is_uncomputed(status) is expected
