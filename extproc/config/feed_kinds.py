@@ -48,7 +48,7 @@ class FeedAddress:
         return events.ranks if self.is_by_rank else 1
 
     def is_bound(self, events: WorkerEvents) -> bool:
-        """Tells whether KVSteer listens there, and the worker connects."""
+        """Returns whether KVSteer listens there, and the worker connects."""
         return self.may_bind and events.bind
 
     def found(self, ports: EventPorts, place: Address, offset: int) -> str | None:
@@ -105,7 +105,8 @@ class FeedKind(Generic[Source]):
     @property
     def needing(self) -> tuple[str, ...]:
         """The keys of `WorkerEvents` that mean something only beside `key`."""
-        return (*(one.key for one in self.addresses[1:]), *self.flags)
+        further = tuple(one.key for one in self.addresses[1:])
+        return further + self.flags
 
 
 def _zmq(events: WorkerEvents) -> tuple[ZmqSource, ...]:
