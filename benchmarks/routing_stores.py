@@ -56,12 +56,13 @@ class StoreCell(Cell):
     """A cell whose engines share a store.
 
     mounted: how many of the engines mount it. store_tokens: its capacity. tells: whether it tells
-    of removals.
+    of removals. failing: how many of the engines mount it, but load nothing.
     """
 
     mounted: float = 1.0
     store_tokens: int = ROOMY_TOKENS
     tells: bool = True
+    failing: float = 0.0
 
     @property
     def stage(self) -> Stage:
@@ -71,10 +72,11 @@ class StoreCell(Cell):
     def _maker(self) -> Callable[[], ModelledStore]:
         blocks = self.store_tokens // BLOCK_TOKENS
         engines = frozenset(range(round(self.mounted * self.workers)))
+        failing = frozenset(range(round(self.failing * self.workers)))
         tells = self.tells
 
         def make() -> ModelledStore:
-            return ModelledStore(blocks, engines, LOAD_RATE, tells_removals=tells)
+            return ModelledStore(blocks, engines, LOAD_RATE, tells_removals=tells, failing=failing)
 
         return make
 
@@ -92,6 +94,18 @@ class SilentCell(StoreCell):
     tells = False
 
 
+class HalfFailsCell(StoreCell):
+    """Half of its engines load nothing of what the store offers them."""
+
+    failing = 0.5
+
+
+class FailsCell(StoreCell):
+    """None of its engines loads anything of what the store offers them."""
+
+    failing = 1.0
+
+
 _SMALL = CACHE_TOKENS // 2
 
 STORE_CELLS = (
@@ -102,6 +116,12 @@ STORE_CELLS = (
     HalfCell("by half: shared prefix, evictions", shared_prefix(12, 90), cache_tokens=_SMALL),
     SilentCell("no removals told: hot documents", crowds(0.25, 90, 300, 24_000, 5.0)),
     SilentCell("no removals told: shared prefix", shared_prefix(12, 90), cache_tokens=_SMALL),
+    HalfFailsCell("gives half nothing: hot documents", crowds(0.25, 90, 300, 24_000, 5.0)),
+    HalfFailsCell("gives half nothing: 40 documents of 16k", documents(60, 40, 40, 16_000)),
+    HalfFailsCell("gives half nothing: shared prefix", shared_prefix(12, 90), cache_tokens=_SMALL),
+    FailsCell("gives nothing: hot documents", crowds(0.25, 90, 300, 24_000, 5.0)),
+    FailsCell("gives nothing: 40 documents of 16k", documents(60, 40, 40, 16_000)),
+    FailsCell("gives nothing: shared prefix", shared_prefix(12, 90), cache_tokens=_SMALL),
 )
 OTHER_CELLS = (
     StoreCell("shared prefix, 12/s", shared_prefix(12, 90)),

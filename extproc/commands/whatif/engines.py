@@ -286,13 +286,15 @@ class ModelledStore:
     """A store of blocks, the least recently stored ones out first.
 
     mounted_by: the engines that load from it and copy to it. load_rate: tokens a second, for each
-    engine. tells_removals: whether removals are published.
+    engine. tells_removals: whether removals are published. failing: the engines that mount it, but
+    load nothing.
     """
 
     capacity_blocks: int
     mounted_by: frozenset[int]
     load_rate: float
     tells_removals: bool = True
+    failing: frozenset[int] = frozenset()
     blocks: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
     def put(self, blocks: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
@@ -415,7 +417,7 @@ class ModelledFleet:
             seconds = (there - here) * self.block_tokens / self.transfer_rate
             if there > here:
                 arrives_at = self._free_at[source] = begins_at + seconds
-        elif store is not None and number in store.mounted_by:
+        elif store is not None and number in store.mounted_by - store.failing:
             there = store.overlap(request.blocks, here)
             seconds = (there - here) * self.block_tokens / store.load_rate
             arrives_at = max(arrives_at, self.now + seconds)
