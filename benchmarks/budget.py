@@ -111,7 +111,7 @@ def spans(traces: Traces, asks: str) -> Iterator[list[float]]:
 def _marks(
     router: list[Note], reads: list[int], writes: list[int], began: int, end: int
 ) -> list[int] | None:
-    """Returns the times of eight steps, None if the request took another course."""
+    """Returns the times of eight steps, None if the request went another way."""
     marks: list[int] = []
     at = began
     for _ in ("headers", "body"):

@@ -15,9 +15,9 @@ from measure import Cost, Figure, Goal, Row, interleave, timed
 
 from extproc.config.reader import parse
 from extproc.fleet.workers import Workers
-from extproc.observing.decisions import BATCH, Course, DecisionCounts
+from extproc.observing.decisions import BATCH, DecisionCounts, Timeline
 from extproc.observing.metrics import Metrics
-from extproc.requests.request import Ask, Head
+from extproc.requests.request import Head, RoutingRequest
 from extproc.routing.decision import Decision
 from extproc.serving.router import Routed, Router
 from extproc.tokenizing.tokens import Tokenizer
@@ -39,7 +39,7 @@ CONFIGURATION = {
 class _Silent(Metrics):
     """Metrics that count no decision."""
 
-    def observe_decision(self, decision: Decision, course: Course) -> None:
+    def observe_decision(self, decision: Decision, timeline: Timeline) -> None:
         pass
 
     def count_question(self, model: str, outcome: str) -> None:
@@ -59,12 +59,12 @@ def least_row(rounds: int) -> Row:
     def observed() -> Cost:
         with timed() as cost:
             for _ in range(DECISIONS):
-                course = Course(clock, clock(), "", "/v1/chat/completions")
-                course.parsed_at = course.clock()
-                course.tokenized_at = course.clock()
-                course.looked_at = course.clock()
-                course.picked_at = course.clock()
-                counts.note(made, course)
+                timeline = Timeline(clock, clock(), "", "/v1/chat/completions")
+                timeline.parsed_at = timeline.clock()
+                timeline.tokenized_at = timeline.clock()
+                timeline.looked_at = timeline.clock()
+                timeline.picked_at = timeline.clock()
+                counts.note(made, timeline)
         return cost
 
     def timed_only() -> Cost:
@@ -86,7 +86,7 @@ async def _decision() -> Decision:
     workers = await _workers()
     router = _router(workers, _Silent(workers.states))
     request = json.dumps(conversations(SIZE)[0]).encode()
-    decision, _ = await router.route(Ask(CHAT, request))
+    decision, _ = await router.route(RoutingRequest(CHAT, request))
     router.close()
     return decision
 
@@ -101,9 +101,11 @@ async def _measured(rounds: int) -> Row:
     texts = [json.dumps(request) for request in conversations(SIZE)]
     numbers = iter(range(100_000_000, 999_999_999))
 
-    def asks() -> Sequence[Ask]:
+    def asks() -> Sequence[RoutingRequest]:
         chosen = (texts[number % len(texts)] for number in range(DECISIONS))
-        return [Ask(CHAT, text.replace(MARK, str(next(numbers))).encode()) for text in chosen]
+        return [
+            RoutingRequest(CHAT, text.replace(MARK, str(next(numbers))).encode()) for text in chosen
+        ]
 
     def one_round(metrics: Any, router: Router) -> Cost:
         requests = asks()

@@ -21,8 +21,8 @@ from rows import arguments, run
 
 from extproc.config.schema import Model
 from extproc.media.knowledge import MediaKnowledge
-from extproc.observing.decisions import Course
-from extproc.requests.request import Ask, Head, Models
+from extproc.observing.decisions import Timeline
+from extproc.requests.request import Head, Models, RoutingRequest
 from extproc.serving.queries import Queries
 from extproc.tokenizing.prompt_tokens import PromptTokens
 from extproc.tokenizing.tokens import Tokenizer
@@ -59,7 +59,7 @@ async def measured(queries: Queries, bodies: Sequence[bytes]) -> tuple[Figure, F
     ours, reference = [], []
     for one in bodies:
         began = time.thread_time()
-        query = await queries.make_query(Ask(HEAD, one), Course.begin(time.monotonic))
+        query = await queries.make_query(RoutingRequest(HEAD, one), Timeline.begin(time.monotonic))
         ours.append(1_000 * (time.thread_time() - began))
         assert query.media is not None, query.reason
         began = time.thread_time()

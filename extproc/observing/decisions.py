@@ -31,7 +31,7 @@ class TraceContext(NamedTuple):
 NO_TRACE = TraceContext()
 
 
-class Course(msgspec.Struct, eq=False):
+class Timeline(msgspec.Struct, eq=False):
     """When each phase of a request's decision ended, in seconds of a monotonic clock.
 
     clock: returns the time. started_at: when the decision began. traceparent: the trace that the
@@ -56,8 +56,8 @@ class Course(msgspec.Struct, eq=False):
     picked_at: float = 0.0
 
     @classmethod
-    def begin(cls, clock: Callable[[], float], traceparent: str = "") -> "Course":
-        """Returns the course of a decision that begins now."""
+    def begin(cls, clock: Callable[[], float], traceparent: str = "") -> "Timeline":
+        """Returns the timeline of a decision that begins now."""
         return cls(clock, clock(), traceparent)
 
     def phases(self) -> Iterator[tuple[str, float, float]]:
@@ -73,7 +73,7 @@ class Course(msgspec.Struct, eq=False):
 class Traces(Protocol):
     """Records decisions as spans."""
 
-    def record(self, decision: Decision, course: Course) -> TraceContext:
+    def record(self, decision: Decision, timeline: Timeline) -> TraceContext:
         """Records a decision if its trace is sampled; returns the trace that it belongs to.
 
         It never fails: an error in a span must not affect the request.
@@ -100,7 +100,7 @@ MATCH_BOUNDS = (0, 10, 25, 50, 75, 90, 95, 99, 100)
 BATCH = 512
 
 
-# Model, reason, tokens of the prompt and certain ones, path, and the times of a course.
+# Model, reason, tokens of the prompt and certain ones, path, and the times of a timeline.
 _Noted = tuple[str | None, str, int, int, str, float, float, float, float, float]
 
 
@@ -134,7 +134,7 @@ class DecisionCounts:
         self.predicted_tokens[model] += 0
         _ = self.match_percent[model]
 
-    def note(self, decision: Decision, course: Course) -> None:
+    def note(self, decision: Decision, timeline: Timeline) -> None:
         """Notes a decision to be counted, with the time of each of its phases."""
         noted, basis = self._noted, decision.basis
         if decision.split is not None:
@@ -145,12 +145,12 @@ class DecisionCounts:
                 decision.reason,
                 basis.prompt_tokens,
                 basis.certain_tokens,
-                course.path,
-                course.started_at,
-                course.parsed_at,
-                course.tokenized_at,
-                course.looked_at,
-                course.picked_at,
+                timeline.path,
+                timeline.started_at,
+                timeline.parsed_at,
+                timeline.tokenized_at,
+                timeline.looked_at,
+                timeline.picked_at,
             )
         )
         if len(noted) >= BATCH:
@@ -184,7 +184,7 @@ class DecisionCounts:
         self.match_percent[model].observe_all(percents)
 
     def _count_times(self, started: tuple[float, ...], *ends: tuple[float, ...]) -> None:
-        """Counts the times of phases, from their ends as in `Course`; 0 if one did not happen."""
+        """Counts the times of phases, from their ends as in `Timeline`; 0 if one did not happen."""
         self.seconds.observe_spans(started, ends[-1])
         last = started
         for phase, end in zip(self.phases.values(), ends, strict=True):

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from extproc.observing.buckets import TracedValue
 from extproc.observing.class_figures import ClassFigures
-from extproc.observing.decisions import Course, DecisionCollector, DecisionCounts
+from extproc.observing.decisions import DecisionCollector, DecisionCounts, Timeline
 from extproc.observing.fleet_families import Shown, fleet_families
 from extproc.observing.media_counts import shares_of, shown
 from extproc.observing.outcomes import (
@@ -163,12 +163,12 @@ class Metrics(Collector):
             registry=self.registry,
         )
 
-    def observe_decision(self, decision: Decision, course: Course) -> None:
+    def observe_decision(self, decision: Decision, timeline: Timeline) -> None:
         """Counts one decision and its phases."""
-        self._decisions.note(decision, course)
-        trace = course.trace
+        self._decisions.note(decision, timeline)
+        trace = timeline.trace
         if trace.is_sampled:
-            seconds = course.picked_at - course.started_at
+            seconds = timeline.picked_at - timeline.started_at
             self._decisions.show(TracedValue(trace.trace_id, seconds, self._clock()))
 
     def count_media(self, model: str | None, media: Media, at: float) -> None:

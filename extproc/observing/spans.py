@@ -24,7 +24,7 @@ from opentelemetry.trace import (
 )
 
 from extproc.base.trace_context import parse
-from extproc.observing.decisions import Course, TraceContext
+from extproc.observing.decisions import Timeline, TraceContext
 from extproc.routing.decision import Decision
 
 log = logging.getLogger("kvsteer.tracing")
@@ -43,33 +43,33 @@ class SpanRecorder:
         self._tracer = tracer
         self._clock_ns = clock_ns
 
-    def record(self, decision: Decision, course: Course) -> TraceContext:
+    def record(self, decision: Decision, timeline: Timeline) -> TraceContext:
         """Records a decision that was just made, if its trace is sampled; returns its trace.
 
         It never raises, whatever a sampler or an exporter of the environment does.
         """
         try:
-            return self._record(decision, course)
+            return self._record(decision, timeline)
         except Exception as error:  # noqa: BLE001 - a span is no matter of the request's
             log.error("a span could not be recorded: %s", type(error).__name__)
             return TraceContext()
 
-    def _record(self, decision: Decision, course: Course) -> TraceContext:
+    def _record(self, decision: Decision, timeline: Timeline) -> TraceContext:
         now = self._clock_ns()
 
         def at(moment: float) -> int:
-            return now - int((course.picked_at - moment) * _NANOSECONDS)
+            return now - int((timeline.picked_at - moment) * _NANOSECONDS)
 
         span = self._tracer.start_span(
             "kvsteer decision",
-            _context_of(course.traceparent),
+            _context_of(timeline.traceparent),
             kind=SpanKind.SERVER,  # its parent is the proxy's call to us
-            start_time=at(course.started_at),
+            start_time=at(timeline.started_at),
         )
         if span.is_recording():
             _describe(span, decision)
             around = set_span_in_context(span, _NO_PARENT)
-            for phase, began, ended in course.phases():
+            for phase, began, ended in timeline.phases():
                 one = self._tracer.start_span(phase, around, start_time=at(began))
                 one.end(at(ended))
             span.end(now)

@@ -54,13 +54,13 @@ __all__ = [
     "UNKEYED",
     "UNKEYED_PATHS",
     "UNREAD",
-    "Ask",
     "Chat",
     "Head",
     "InferenceRequest",
     "LearnedPaths",
     "Models",
     "Prompt",
+    "RoutingRequest",
     "Served",
     "Text",
     "is_inference",
@@ -192,7 +192,7 @@ NO_HEAD = Head("", "", None)
 NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 
 
-class Ask(msgspec.Struct, frozen=True, gc=False):
+class RoutingRequest(msgspec.Struct, frozen=True, gc=False):
     """A request to place.
 
     body: None if it is placed without its body; reason then says why. With both, the body is there

@@ -8,7 +8,7 @@ from extproc.base.engine import Engine
 from extproc.base.headers import PRIORITY
 from extproc.config.sections import Classes
 from extproc.requests.added_fields import Body, with_fields
-from extproc.requests.request import Ask, may_compute
+from extproc.requests.request import RoutingRequest, may_compute
 from extproc.requests.request_class import ClassTable, RequestClass
 from extproc.routing.priorities import PRIORITY_FIELD, priority_pin
 
@@ -25,11 +25,11 @@ class ClassStep:
         self._table = ClassTable(rules)
         self.header = self._table.header
 
-    def classify(self, ask: Ask, named: Sequence[bytes]) -> Ask:
+    def classify(self, request: RoutingRequest, named: Sequence[bytes]) -> RoutingRequest:
         """Returns a request with its class. named: the values of the header that names it."""
-        if not may_compute(ask.head.method, ask.head.path):
-            return ask
-        return msgspec.structs.replace(ask, of_class=self._table.find(named))
+        if not may_compute(request.head.method, request.head.path):
+            return request
+        return msgspec.structs.replace(request, of_class=self._table.find(named))
 
 
 def is_told_by_header(engines: Collection[Engine | None], path: str) -> bool:

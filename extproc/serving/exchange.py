@@ -37,7 +37,7 @@ from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Account
 from extproc.observing.recorder import Recorder
 from extproc.observing.usage import UsageScanner
-from extproc.requests.request import NOT_INFERENCE, Ask
+from extproc.requests.request import NOT_INFERENCE, RoutingRequest
 from extproc.requests.responses_request import PATH as RESPONSES_PATH
 from extproc.routing.decision import Decision, Verdict
 from extproc.routing.load import Booking
@@ -208,7 +208,7 @@ class Exchange:
             ProtocolError: the stream must end with INVALID_ARGUMENT and the error's text.
         """
         step = self.step(message)
-        return await self.decide(step) if isinstance(step, Ask) else step
+        return await self.decide(step) if isinstance(step, RoutingRequest) else step
 
     def step(self, message: ProxyMessage) -> Step:
         """Takes one message; returns the answers to it, or what `decide` must answer next.
@@ -219,7 +219,7 @@ class Exchange:
         step = self._stream.receive(message)
         if self._service.looks_at_headers and message.kind == REQUEST_HEADERS:
             self._look_at_headers_of_request(message)
-        if isinstance(step, Ask):
+        if isinstance(step, RoutingRequest):
             self._enter(_ROUTING)
         elif self._passage is not None:
             self._look_at(message, self._passage)
@@ -231,21 +231,21 @@ class Exchange:
         if self._service.is_traced and not self._traceparent:
             self._traceparent = self._stream.head.traceparent
 
-    async def decide(self, ask: Ask) -> Answers:
+    async def decide(self, request: RoutingRequest) -> Answers:
         """Returns the answers that carry the decision for a request; waits as `Router.route`."""
         service = self._service
         if not service.prepares:
-            return self._place(await service.router.route(ask, self._traceparent), ask)
-        prepared = await self._prepared(ask)
+            return self._place(await service.router.route(request, self._traceparent), request)
+        prepared = await self._prepared(request)
         if isinstance(prepared, Refusal):
             return self._refuse(prepared)
         routed = await service.router.route(prepared, self._traceparent)
-        return self._place(routed, prepared, is_changed=prepared.body is not ask.body)
+        return self._place(routed, prepared, is_changed=prepared.body is not request.body)
 
-    async def _prepared(self, ask: Ask) -> Ask | Refusal:
+    async def _prepared(self, request: RoutingRequest) -> RoutingRequest | Refusal:
         """Returns a request as its worker is to get it, or the answer that refuses it."""
         metrics = self._service.metrics
-        step, isolated, unclear = await self._service.preparation.prepare(ask, self._named)
+        step, isolated, unclear = await self._service.preparation.prepare(request, self._named)
         if unclear:
             metrics.bodies_refused.labels(unclear).inc()
         if isolated is not None:
@@ -306,7 +306,9 @@ class Exchange:
             else:
                 service.recorder.note_drop(decision)
 
-    def _place(self, routed: Routed, ask: Ask, *, is_changed: bool = False) -> Answers:
+    def _place(
+        self, routed: Routed, request: RoutingRequest, *, is_changed: bool = False
+    ) -> Answers:
         """Returns the answers that carry a decision. is_changed: whether its body has been."""
         decision, booking = routed
         if decision.of_class is not None:
@@ -321,14 +323,14 @@ class Exchange:
         self._passage = passage
         verdict = self._verdict_of(decision)
         if verdict is not _STEER:
-            refusal = refusal_of(verdict, ask.head.path)
+            refusal = refusal_of(verdict, request.head.path)
             if refusal is not None:
                 return self._refuse(refusal)
         if self._wants_status or self._accounts or booking is None or self._stream.is_duplex:
             self._await_response(passage)
-        placement = self._placement(passage, ask, is_changed=is_changed)
+        placement = self._placement(passage, request, is_changed=is_changed)
         if placement is None:
-            return self._refuse(refused_body(ask.head.path))
+            return self._refuse(refused_body(request.head.path))
         answers = self._stream.place(placement)
         self._enter(_PLACED)
         return answers
@@ -340,7 +342,9 @@ class Exchange:
             return Verdict.UNAVAILABLE if is_left else decision.verdict
         return decision.verdict if decision.is_steered else Verdict.NO_OVERRIDE
 
-    def _placement(self, passage: Passage, ask: Ask, *, is_changed: bool) -> Placement | None:
+    def _placement(
+        self, passage: Passage, request: RoutingRequest, *, is_changed: bool
+    ) -> Placement | None:
         """Returns what the proxy is told about a request; None to refuse it.
 
         Here, and nowhere else, the headers of `extproc.config.owned_headers` get their values.
@@ -352,7 +356,7 @@ class Exchange:
             destination = ",".join(decision.pick[:named])
         else:
             rank, destination = None, self._proxy_endpoint(passage)
-        body = None if ask.wants_endpoint else ask.body
+        body = None if request.wants_endpoint else request.body
         told: Told = ()
         if service.names_model and decision.model:
             told = ((MODEL, decision.model),)
@@ -362,13 +366,13 @@ class Exchange:
         new_body = pinned or (body if is_changed else None)
         if decision.of_class is not None:
             engine = service.router.engine(decision.worker)
-            path, so_far = ask.head.path, new_body or body
+            path, so_far = request.head.path, new_body or body
             priority, with_priority = named_priority(decision.of_class, engine, path, so_far)
             if priority is not None:
                 told = (*told, priority)
             new_body = with_priority or new_body
         if service.legs is not None:
-            legs = service.legs.announce(decision, ask.head.path, new_body or body)
+            legs = service.legs.announce(decision, request.head.path, new_body or body)
             if legs is None:
                 return None
             said, changed = legs

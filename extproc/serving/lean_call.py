@@ -16,7 +16,7 @@ from extproc.http2.call_events import ENDED, MESSAGE, PART
 from extproc.http2.codes import Status
 from extproc.http2.messages import LongMessage, Message, MessageParts
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
-from extproc.requests.request import Ask
+from extproc.requests.request import RoutingRequest
 from extproc.serving.exchange import Exchange, Service
 from extproc.serving.health_service import WATCH_SECONDS, Health, ServingStatus
 from extproc.serving.long_message import joined
@@ -243,7 +243,7 @@ class ExtProcCall(Call):
             if not isinstance(read, ProxyMessage):  # the session left it to protobuf
                 read = self._service.decoder.decode(read)
             step = exchange.step(read)
-            if not isinstance(step, Ask):
+            if not isinstance(step, RoutingRequest):
                 self._answer_all(step)
                 return
             answering = exchange.decide(step)

@@ -20,7 +20,7 @@ from extproc.config.schema import Config, Policy
 from extproc.requests import edits, grpc_request, reserved_grpc_fields
 from extproc.requests.draft import Draft, Unclear
 from extproc.requests.edits import Duties
-from extproc.requests.request import Ask, may_compute
+from extproc.requests.request import RoutingRequest, may_compute
 from extproc.requests.tenant_salt import Tenant
 from extproc.serving.classes import ClassStep, is_told_by_header
 from extproc.serving.refusals import Refusal, crowded_out, refused_body, unread_body
@@ -46,7 +46,7 @@ class Prepared(NamedTuple):
     it is refused since its body may have what only the router may write, else "".
     """
 
-    step: Ask | Refusal
+    step: RoutingRequest | Refusal
     isolated: Isolated | None = None
     unclear: str = ""
 
@@ -93,57 +93,59 @@ class Preparation:
         if self.reads_bodies and self._tenants is None:
             self.headers.append(FORWARDED)
 
-    async def prepare(self, ask: Ask, named: Named) -> Prepared:
+    async def prepare(self, request: RoutingRequest, named: Named) -> Prepared:
         """Returns what becomes of a request.
 
         It yields None before it waits, as `Router.route` does.
         """
-        ask = self._described(ask, named)
+        request = self._described(request, named)
         if self.reads_bodies:
-            ask = msgspec.structs.replace(ask, whose=self._client(named))
+            request = msgspec.structs.replace(request, whose=self._client(named))
         whose: Whose | None = None
         if self._tenants is not None:
-            seen = self._tenants.admit(ask, named.get(self._tenants.header, ()))
+            seen = self._tenants.admit(request, named.get(self._tenants.header, ()))
             if isinstance(seen, Whose):
                 whose = seen
             elif seen.refusal is not None:
                 return Prepared(seen.refusal, seen.outcome)
-        duties = self._duties(ask, whose)
+        duties = self._duties(request, whose)
         if not any(duties):
-            return Prepared(ask)
-        if ask.body is None:
-            is_unread = ask.is_unread or whose is not None
-            return self._unclear(ask, Unclear.UNREAD, duties) if is_unread else Prepared(ask)
-        job = partial(self._edited, ask, ask.body, duties, whose)
-        if len(ask.body) <= INLINE_BYTES:
+            return Prepared(request)
+        if request.body is None:
+            is_unread = request.is_unread or whose is not None
+            return (
+                self._unclear(request, Unclear.UNREAD, duties) if is_unread else Prepared(request)
+            )
+        job = partial(self._edited, request, request.body, duties, whose)
+        if len(request.body) <= INLINE_BYTES:
             return job()
         await asyncio.sleep(0)  # from here on, it must run in a task
         try:
-            return await self._turns.run(ask.whose or b"", len(ask.body), job)
+            return await self._turns.run(request.whose or b"", len(request.body), job)
         except UnclearError:
-            return Prepared(crowded_out(ask.head.path), None, CROWDED)
+            return Prepared(crowded_out(request.head.path), None, CROWDED)
 
-    def _described(self, ask: Ask, named: Named) -> Ask:
+    def _described(self, request: RoutingRequest, named: Named) -> RoutingRequest:
         """Returns a request with its class, a tenant that is recorded, and what policies read."""
         if self._classes is not None:
-            ask = self._classes.classify(ask, named.get(self._classes.header, ()))
+            request = self._classes.classify(request, named.get(self._classes.header, ()))
         if self._recorded:
             values = {*named.get(self._recorded, ())}
             name = values.pop() if len(values) == 1 else b""
-            ask = msgspec.structs.replace(ask, tenant=Tenant(name))
+            request = msgspec.structs.replace(request, tenant=Tenant(name))
         if self._policy_headers:
             names = self._policy_headers.items()
             read = {key: b",".join(named.get(name, ())) for key, name in names}
-            ask = msgspec.structs.replace(ask, policy_headers=read)
-        return ask
+            request = msgspec.structs.replace(request, policy_headers=read)
+        return request
 
-    def _duties(self, ask: Ask, whose: Whose | None) -> Duties:
+    def _duties(self, request: RoutingRequest, whose: Whose | None) -> Duties:
         """Returns what changes a body. In dialect B no body is changed."""
-        if ask.wants_endpoint:
+        if request.wants_endpoint:
             return Duties()
-        computes = may_compute(ask.head.method, ask.head.path)
+        computes = may_compute(request.head.method, request.head.path)
         classes = self._classes is not None and computes
-        is_read = ask.body is not None or computes
+        is_read = request.body is not None or computes
         return Duties(whose is not None, classes, self._transfers and is_read)
 
     def _client(self, named: Named) -> bytes:
@@ -152,38 +154,40 @@ class Preparation:
             return b",".join(named.get(self._tenants.header, ()))
         return forwarded_for(named.get(FORWARDED, ()), self._hops)
 
-    def _edited(self, ask: Ask, body: bytes, duties: Duties, whose: Whose | None) -> Prepared:
+    def _edited(
+        self, request: RoutingRequest, body: bytes, duties: Duties, whose: Whose | None
+    ) -> Prepared:
         """Returns a request with its body edited, or refused; it may run in another thread."""
-        path = ask.head.path
+        path = request.head.path
         if path in grpc_request.PATHS:
-            return _edited_message(ask, body) if duties.transfers else Prepared(ask)
+            return _edited_message(request, body) if duties.transfers else Prepared(request)
         try:
             draft = edits.drafted(body, path, duties)
             kept = Separated(None) if whose is None else self._written(draft, path, whose)
         except UnclearError as error:
-            return self._unclear(ask, Unclear(error.reason), duties)
+            return self._unclear(request, Unclear(error.reason), duties)
         if kept.refusal is not None:
             return Prepared(kept.refusal, kept.outcome)
         new = draft.written()
         if new is body and kept.tenant is None:
-            return Prepared(ask, kept.outcome)
-        tenant = ask.tenant if kept.tenant is None else kept.tenant
-        return Prepared(msgspec.structs.replace(ask, body=new, tenant=tenant), kept.outcome)
+            return Prepared(request, kept.outcome)
+        tenant = request.tenant if kept.tenant is None else kept.tenant
+        return Prepared(msgspec.structs.replace(request, body=new, tenant=tenant), kept.outcome)
 
     def _written(self, draft: Draft, path: str, whose: Whose) -> Separated:
         if self._tenants is None:
             raise RuntimeError("there are no tenants")
         return self._tenants.write(draft, path, whose)
 
-    def _unclear(self, ask: Ask, why: Unclear, duties: Duties) -> Prepared:
+    def _unclear(self, request: RoutingRequest, why: Unclear, duties: Duties) -> Prepared:
         """Returns what becomes of a request whose body is not read with certainty."""
-        path = ask.head.path
+        path = request.head.path
         if duties.tenants:
             return _unsalted(path, why)
         if duties.classes and is_told_by_header(self._fleet.engines(), path):
             duties = duties._replace(classes=False)
-        if not edits.must_refuse(why, ask.body, duties):
-            return Prepared(ask)
+        if not edits.must_refuse(why, request.body, duties):
+            return Prepared(request)
         is_long = why in (Unclear.UNREAD, Unclear.TOO_LARGE)
         return Prepared((unread_body if is_long else refused_body)(path), None, why.value)
 
@@ -205,12 +209,12 @@ def _unsalted(path: str, why: Unclear) -> Prepared:
     return Prepared(refusal, outcome, "" if outcome is Isolated.API else why.value)
 
 
-def _edited_message(ask: Ask, body: bytes) -> Prepared:
+def _edited_message(request: RoutingRequest, body: bytes) -> Prepared:
     """Returns a request of gRPC without the fields that only the router may write."""
-    new = reserved_grpc_fields.without_reserved(ask.head.path, body)
+    new = reserved_grpc_fields.without_reserved(request.head.path, body)
     if new is None:
-        return Prepared(refused_body(ask.head.path), None, UNCLEAR_MESSAGE)
-    return Prepared(ask if new is body else msgspec.structs.replace(ask, body=new))
+        return Prepared(refused_body(request.head.path), None, UNCLEAR_MESSAGE)
+    return Prepared(request if new is body else msgspec.structs.replace(request, body=new))
 
 
 def _takes_transfers(config: Config) -> bool:

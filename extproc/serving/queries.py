@@ -12,7 +12,7 @@ from extproc.base.errors import RequestError
 from extproc.base.logs import tell_fault
 from extproc.media.knowledge import MediaKnowledge
 from extproc.media.prompts import Filled, MediaPrompt
-from extproc.observing.decisions import Course
+from extproc.observing.decisions import Timeline
 from extproc.requests.compression import COMPRESSED, is_compressed
 from extproc.requests.costly_json import is_light
 from extproc.requests.dialect import NEWEST, Dialect, ModelDialects, Speaks
@@ -28,10 +28,10 @@ from extproc.requests.request import (
     MAY_BE_ODD,
     NOT_INFERENCE,
     UNREAD,
-    Ask,
     Head,
     InferenceRequest,
     Models,
+    RoutingRequest,
     Served,
     model_of,
     parse,
@@ -85,32 +85,32 @@ class Queries:
         self._names_sessions = names_sessions
         self._media = media or MediaKnowledge(b"")
 
-    async def make_query(self, ask: Ask, course: Course) -> Query:
+    async def make_query(self, request: RoutingRequest, timeline: Timeline) -> Query:
         """Returns the query for a request; waits only for work that takes a millisecond or more.
 
         An error in KVSteer itself is caught here alone: it is logged, and the request is routed by
         load. No faster way hides its errors behind a slower one that works.
 
-        course: notes the ends of the request's phases.
+        timeline: notes the ends of the request's phases.
         """
-        if ask.body is None or ask.reason:
-            return _unread(ask)
-        path, body = ask.head.path, ask.body
+        if request.body is None or request.reason:
+            return _unread(request)
+        path, body = request.head.path, request.body
         try:
             if path == CHAT_PATH and len(body) <= MAX_BYTES:
                 plain = self._find_plain(body)
                 if plain is not None:  # most requests end here
-                    query = self._of_plain(plain, course)
-                    return query or await self._of_new_turns(plain, path, body, course)
-            return await self._in_all_dialects(ask.head, body, course)
+                    query = self._of_plain(plain, timeline)
+                    return query or await self._of_new_turns(plain, path, body, timeline)
+            return await self._in_all_dialects(request.head, body, timeline)
         except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
             return self.broken(error)
 
-    async def _in_all_dialects(self, head: Head, body: bytes, course: Course) -> Query:
+    async def _in_all_dialects(self, head: Head, body: bytes, timeline: Timeline) -> Query:
         """Returns the query for a request that is decoded, as each worker of its model reads it."""
-        query = await self._first(head.path, body, course)
+        query = await self._first(head.path, body, timeline)
         if query.reason in MAY_BE_ODD:
-            query, body = await self._read_again(query, head, body, course)
+            query, body = await self._read_again(query, head, body, timeline)
         if query.model is None or not query.forms & ~TEXT:
             return query
         spoken = self._dialects_of(query.model)
@@ -118,10 +118,10 @@ class Queries:
             return query
         if not spoken.rest:
             return query
-        return await self._with_variants(query, spoken.rest, head.path, body, course)
+        return await self._with_variants(query, spoken.rest, head.path, body, timeline)
 
     async def _read_again(
-        self, query: Query, head: Head, body: bytes, course: Course
+        self, query: Query, head: Head, body: bytes, timeline: Timeline
     ) -> tuple[Query, bytes]:
         """Returns the query for a body that a strict decoder refused, and what was read.
 
@@ -136,7 +136,7 @@ class Queries:
                 odd = rewritten(body)
             else:
                 odd = await self._tokens.run_in_thread(
-                    partial(rewritten, body), len(body), None, course.whose
+                    partial(rewritten, body), len(body), None, timeline.whose
                 )
         except TimeoutError:
             return self._of_unparsed(body, "deadline", beginning_of(body)), body
@@ -144,7 +144,7 @@ class Queries:
             if error.reason in ENGINES_REFUSE:
                 return query, body
             return self._of_unparsed(body, error.reason, beginning_of(body)), body
-        return await self._first(head.path, odd, course), odd
+        return await self._first(head.path, odd, timeline), odd
 
     def _reads_odd_json(self, model: str | None) -> bool:
         """Returns whether a worker of a model may read a body that a strict decoder refuses."""
@@ -175,44 +175,46 @@ class Queries:
             return None
         return None if spoken.rest and turns.forms & BY_RELEASE else turns
 
-    def _of_plain(self, plain: Plain, course: Course) -> Query | None:
+    def _of_plain(self, plain: Plain, timeline: Timeline) -> Query | None:
         """Returns the query for a plain conversation of which most is known; None for any other."""
         served, salt, turns, parts = plain
-        course.parsed_at = course.clock()
+        timeline.parsed_at = timeline.clock()
         if not turns.is_cheap(parts):
             return None
         try:
             tokens = turns.finish(parts)
         except RequestError:  # `_first` meets it again, and says why
             return None
-        course.tokenized_at = course.clock()
+        timeline.tokenized_at = timeline.clock()
         return _of_turns(served, salt, tokens, turns.forms)
 
-    async def _of_new_turns(self, plain: Plain, path: str, body: bytes, course: Course) -> Query:
+    async def _of_new_turns(
+        self, plain: Plain, path: str, body: bytes, timeline: Timeline
+    ) -> Query:
         """Returns the query for a plain conversation with long new turns."""
         served, salt, turns, parts = plain
         try:
             tokens = await self._tokens.run_in_thread(
-                partial(turns.finish, parts), len(body), ThreadUse(served.model), course.whose
+                partial(turns.finish, parts), len(body), ThreadUse(served.model), timeline.whose
             )
         except TimeoutError:
             outline = self._outline_of(body) if is_light(body) else beginning_of(body)
             return self._by_text(served, "deadline", outline, salt)
         except RequestError:  # `_first` meets it again, and says why
-            return await self._first(path, body, course)
-        course.tokenized_at = course.clock()
+            return await self._first(path, body, timeline)
+        timeline.tokenized_at = timeline.clock()
         return _of_turns(served, salt, tokens, turns.forms)
 
-    async def _first(self, path: str, body: bytes, course: Course) -> Query:
+    async def _first(self, path: str, body: bytes, timeline: Timeline) -> Query:
         """Returns the query in the first dialect of the model's workers."""
         if not is_light(body):
-            return await self._large(path, body, course)
+            return await self._large(path, body, timeline)
         read = self._read(path, body, self._speaks)
-        course.parsed_at = course.clock()
+        timeline.parsed_at = timeline.clock()
         if isinstance(read, Query):
             return read
-        query = await self._tokenized(*read, body, course)
-        course.tokenized_at = course.clock()
+        query = await self._tokenized(*read, body, timeline)
+        timeline.tokenized_at = timeline.clock()
         return query
 
     def _speaks(self, name: str | None) -> Dialect:
@@ -226,7 +228,7 @@ class Queries:
         others: Sequence[tuple[Dialect, frozenset[str]]],
         path: str,
         body: bytes,
-        course: Course,
+        timeline: Timeline,
     ) -> Query:
         """Returns a query with the prompts of workers that speak other dialects.
 
@@ -234,13 +236,13 @@ class Queries:
         """
         variants = []
         for dialect, workers in others:
-            prompts, forms = await self._prompts_in(dialect, path, body, course)
+            prompts, forms = await self._prompts_in(dialect, path, body, timeline)
             if prompts != query.prompts or forms != query.forms:
                 variants.append(Variant(workers, prompts, forms))
         return msgspec.structs.replace(query, variants=variants)
 
     async def _prompts_in(
-        self, dialect: Dialect, path: str, body: bytes, course: Course
+        self, dialect: Dialect, path: str, body: bytes, timeline: Timeline
     ) -> tuple[Sequence[Prompt], int]:
         """Returns a request's prompts in a dialect, and their forms; none if it is not keyed."""
         held = ThreadUse()
@@ -254,7 +256,7 @@ class Queries:
 
         try:
             query = await self._tokens.run_in_thread(
-                read_and_tokenized, len(body), held, course.whose
+                read_and_tokenized, len(body), held, timeline.whose
             )
         except (RequestError, TimeoutError):
             query = None
@@ -306,32 +308,32 @@ class Queries:
             query, outline=measured, session=session, previous=outline.previous
         )
 
-    async def _large(self, path: str, body: bytes, course: Course) -> Query:
+    async def _large(self, path: str, body: bytes, timeline: Timeline) -> Query:
         """Parses and tokenizes a large body in a thread, so that no other request waits for it."""
         held = ThreadUse()
         try:
-            read, body, course.parsed_at = await self._tokens.run_in_thread(
-                partial(self._read_and_tokenized, path, body, course, held),
+            read, body, timeline.parsed_at = await self._tokens.run_in_thread(
+                partial(self._read_and_tokenized, path, body, timeline, held),
                 len(body),
                 held,
-                course.whose,
+                timeline.whose,
             )
         except TimeoutError:
             return self._of_unparsed(body, "deadline", beginning_of(body))
         except RequestError as error:
             return self._of_unparsed(body, error.reason, beginning_of(body))
-        query = read if isinstance(read, Query) else await self._tokenized(*read, body, course)
-        course.tokenized_at = course.clock()
+        query = read if isinstance(read, Query) else await self._tokenized(*read, body, timeline)
+        timeline.tokenized_at = timeline.clock()
         return query
 
     def _read_and_tokenized(
-        self, path: str, body: bytes, course: Course, held: ThreadUse
+        self, path: str, body: bytes, timeline: Timeline, held: ThreadUse
     ) -> tuple[Read | Query, bytes, float]:
         """Returns the query, or the request if workers tokenize it; its body, which has digests for
         the data of media; and when it was parsed.
         """
         read, body = self._read_elided(path, body)
-        parsed_at = course.clock()
+        parsed_at = timeline.clock()
         if isinstance(read, Query):
             return read, body, parsed_at
         request, served = read
@@ -356,17 +358,17 @@ class Queries:
         return self._read(path, body, self._speaks), body
 
     async def _tokenized(
-        self, request: InferenceRequest, served: Served, body: bytes, course: Course
+        self, request: InferenceRequest, served: Served, body: bytes, timeline: Timeline
     ) -> Query:
         try:
-            tokens = await self._tokens.tokenize(request, served.model, len(body), course.whose)
+            tokens = await self._tokens.tokenize(request, served.model, len(body), timeline.whose)
             return self._keyed(request, served, tokens, body)
         except (RequestError, TimeoutError) as error:
-            outline = await self._outlined(body, error, course)
+            outline = await self._outlined(body, error, timeline)
             return self._untokenized(request, served, error, lambda: outline)
 
     async def _outlined(
-        self, body: bytes, error: RequestError | TimeoutError, course: Course
+        self, body: bytes, error: RequestError | TimeoutError, timeline: Timeline
     ) -> Outline:
         """Returns a body's outline; of its beginning alone if the request is late already."""
         if is_light(body):
@@ -374,7 +376,7 @@ class Queries:
         if isinstance(error, RequestError) and error.reason != "too_many_waiting":
             with suppress(TimeoutError, RequestError):
                 return await self._tokens.run_in_thread(
-                    partial(self._outline_of, body), len(body), None, course.whose
+                    partial(self._outline_of, body), len(body), None, timeline.whose
                 )
         return beginning_of(body)
 
@@ -467,19 +469,19 @@ def stand_ins_in(request: InferenceRequest) -> int:
     return sum([stand_ins_of([part for _, part in chat.media]) for chat in chats])
 
 
-def _unread(ask: Ask) -> Query:
+def _unread(request: RoutingRequest) -> Query:
     """Returns the query for a request whose body is not read, weighed by its length if known."""
-    if ask.reason == NOT_INFERENCE and not ask.wants_endpoint:
-        return Query(None, reason=ask.reason, proxy_reason=CALLS_NO_MODEL)
-    if ask.reason in ("no_body", NOT_INFERENCE):
-        return Query(None, reason=ask.reason)
-    finds_model = FINDS_MODEL if ask.proxy_finds_model else ""
-    if ask.reason not in UNREAD:
-        return Query(None, reason=ask.reason, proxy_reason=finds_model)
-    length = ask.head.content_length
+    if request.reason == NOT_INFERENCE and not request.wants_endpoint:
+        return Query(None, reason=request.reason, proxy_reason=CALLS_NO_MODEL)
+    if request.reason in ("no_body", NOT_INFERENCE):
+        return Query(None, reason=request.reason)
+    finds_model = FINDS_MODEL if request.proxy_finds_model else ""
+    if request.reason not in UNREAD:
+        return Query(None, reason=request.reason, proxy_reason=finds_model)
+    length = request.head.content_length
     return Query(
         None,
-        reason=ask.reason,
+        reason=request.reason,
         unread_bytes=MAX_UNREAD_BYTES if length is None else length,
         proxy_reason=finds_model,
     )

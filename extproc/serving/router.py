@@ -20,7 +20,7 @@ from extproc.disaggregation.handover import may_split
 from extproc.fleet.workers import Workers
 from extproc.media.knowledge import MediaKnowledge
 from extproc.media.prompts import MediaPrompt
-from extproc.observing.decisions import Course, Traces
+from extproc.observing.decisions import Timeline, Traces
 from extproc.observing.deliveries import Deliveries, SteeringCollector
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Outcome
@@ -32,9 +32,9 @@ from extproc.requests.engine_paths import EnginePaths
 from extproc.requests.request import (
     NOT_INFERENCE,
     UNKEYED,
-    Ask,
     Head,
     Models,
+    RoutingRequest,
     why_unkeyed,
 )
 from extproc.requests.tenant_salt import name_apart
@@ -160,7 +160,7 @@ class Router:
         steered, unsteered = self.placing.steered, self.unsteered
         metrics.registry.register(SteeringCollector(deliveries, steered, unsteered, self.steering))
 
-    async def route(self, ask: Ask, traceparent: str = "") -> Routed:
+    async def route(self, request: RoutingRequest, traceparent: str = "") -> Routed:
         """Decides where a request goes, and books it there.
 
         A request that cannot be read or keyed, for whatever reason, is placed by load.
@@ -172,28 +172,28 @@ class Router:
         traceparent: the trace that the request belongs to, "" if none.
         """
         clock = self._monotonic
-        course = Course(clock, clock(), traceparent, ask.head.path, ask.whose)
-        if self._config.log_prompts and ask.body is not None:
-            log.debug("body: %s", ask.body[:LOGGED_BODY_BYTES].decode(errors="replace"))
-        query = await self._queries.make_query(ask, course)
+        timeline = Timeline(clock, clock(), traceparent, request.head.path, request.whose)
+        if self._config.log_prompts and request.body is not None:
+            log.debug("body: %s", request.body[:LOGGED_BODY_BYTES].decode(errors="replace"))
+        query = await self._queries.make_query(request, timeline)
         if self.steering.is_partial:
-            decision, query = await self._decide_side(ask, query, course)
+            decision, query = await self._decide_side(request, query, timeline)
         else:
-            decision, query = self._decide(ask, query, course)
-        course.picked_at = now = clock()
+            decision, query = self._decide(request, query, timeline)
+        timeline.picked_at = now = clock()
         if decision.reason == NOT_INFERENCE:
-            self._metrics.observe_decision(decision, course)
+            self._metrics.observe_decision(decision, timeline)
             return decision, None
         if self._traces is not None:
-            course.trace = self._traces.record(decision, course)
-        self._metrics.observe_decision(decision, course)
+            timeline.trace = self._traces.record(decision, timeline)
+        self._metrics.observe_decision(decision, timeline)
         if decision.basis.media is not None:
             self._metrics.count_media(decision.model, decision.basis.media, now)
         if log.isEnabledFor(logging.DEBUG):
-            self._tell(decision, course, ask.head)
-        self._decisions.tell(decision, ask.head, course.trace.trace_id)
+            self._tell(decision, timeline, request.head)
+        self._decisions.tell(decision, request.head, timeline.trace.trace_id)
         if self._observer is not None:
-            self._show(self._observer, decision, query, ask.head)
+            self._show(self._observer, decision, query, request.head)
         # last: a failure before it must leave no load behind that nobody releases
         try:
             return decision, self._book(decision, query, now)
@@ -264,16 +264,16 @@ class Router:
         head = msgspec.structs.replace(head, path=self.paths.seen(head.path))
         unkeyed = why_unkeyed(head.method, head.path)
         is_read = not unkeyed or (unkeyed == UNKEYED and self.preparation.is_needed)
-        ask = Ask(head, body if is_read else None, unkeyed)
-        step, isolated, _ = await self.preparation.prepare(ask, named)
+        request = RoutingRequest(head, body if is_read else None, unkeyed)
+        step, isolated, _ = await self.preparation.prepare(request, named)
         if isinstance(step, Refusal):
             return explain_refusal(step, isolated)
-        course = Course.begin(self._monotonic)
-        query = await self._queries.make_query(step, course)
+        timeline = Timeline.begin(self._monotonic)
+        query = await self._queries.make_query(step, timeline)
         if self.steering.is_partial:
-            decision, _ = await self._decide_side(step, query, course)
+            decision, _ = await self._decide_side(step, query, timeline)
         else:
-            decision, _ = self._decide(step, query, course)
+            decision, _ = self._decide(step, query, timeline)
         shown = explanation(decision, self._trusted_state(query), self._workers.states.load)
         engine = self.engine(decision.worker)
         return with_treatment(shown, isolated, decision.of_class, engine, head.path)
@@ -427,57 +427,63 @@ class Router:
         """Stops the tokenizer threads."""
         self.tokens.close()
 
-    async def _is_steered(self, ask: Ask) -> bool:
+    async def _is_steered(self, request: RoutingRequest) -> bool:
         """Returns whether a request is steered.
 
         It waits if the body takes a millisecond or more to parse. Requests that call no model count
         as steered.
         """
-        if ask.reason == NOT_INFERENCE:
+        if request.reason == NOT_INFERENCE:
             return True
-        beginning = ask.head.conversation.encode()
-        body = None if ask.reason else ask.body
+        beginning = request.head.conversation.encode()
+        body = None if request.reason else request.body
         if not beginning and body is not None:
-            path = ask.head.path
+            path = request.head.path
             if is_light(body):
                 beginning = beginning_of(path, body)
             else:
                 with suppress(TimeoutError, RequestError):  # then the side is random
                     read = partial(beginning_of, path, body)
-                    beginning = await self.tokens.run_in_thread(read, len(body), None, ask.whose)
+                    beginning = await self.tokens.run_in_thread(
+                        read, len(body), None, request.whose
+                    )
         return self.steering.steers(hash_of(beginning), self._rng.random())
 
-    async def _decide_side(self, ask: Ask, query: Query, course: Course) -> tuple[Decision, Query]:
+    async def _decide_side(
+        self, request: RoutingRequest, query: Query, timeline: Timeline
+    ) -> tuple[Decision, Query]:
         """Decides if only some requests are steered; unsteered ones are never split."""
-        is_steered = await self._is_steered(ask)
+        is_steered = await self._is_steered(request)
         if not is_steered:
             query = msgspec.structs.replace(query, may_split=False)
-        decision, query = self._decide(ask, query, course)
+        decision, query = self._decide(request, query, timeline)
         return msgspec.structs.replace(decision, is_steered=is_steered), query
 
-    def _decide(self, ask: Ask, query: Query, course: Course) -> tuple[Decision, Query]:
+    def _decide(
+        self, request: RoutingRequest, query: Query, timeline: Timeline
+    ) -> tuple[Decision, Query]:
         if self._changes_bodies:
-            body = None if ask.wants_endpoint else ask.body
-            if not may_split(self._config.disaggregation.connector, ask.head.path, body):
+            body = None if request.wants_endpoint else request.body
+            if not may_split(self._config.disaggregation.connector, request.head.path, body):
                 query = msgspec.structs.replace(query, may_split=False)
         try:
-            return self._place(query, ask, course), query
+            return self._place(query, request, timeline), query
         except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
             query = self._queries.broken(error)
-            return self._place(query, ask, course), query
+            return self._place(query, request, timeline), query
 
-    def _place(self, query: Query, ask: Ask, course: Course) -> Decision:
-        candidates, head = self._candidates, ask.head
+    def _place(self, query: Query, request: RoutingRequest, timeline: Timeline) -> Decision:
+        candidates, head = self._candidates, request.head
         if head.policy is not None or head.subset is not None:
             query = msgspec.structs.replace(
                 query, policy=head.policy, demand=query.demand._replace(subset=head.subset)
             )
-        if ask.of_class is not None or ask.tenant is not None or ask.policy_headers:
+        if request.of_class is not None or request.tenant is not None or request.policy_headers:
             query = msgspec.structs.replace(
                 query,
-                of_class=ask.of_class,
-                tenant=ask.tenant,
-                policy_headers=ask.policy_headers,
+                of_class=request.of_class,
+                tenant=request.tenant,
+                policy_headers=request.policy_headers,
             )
         if head.session:
             query = msgspec.structs.replace(query, session=head.session)
@@ -486,13 +492,13 @@ class Router:
         held = list(map(trusted.overlaps, prompts)) if reads_cache else [{} for _ in prompts]
         if query.variants and reads_cache:
             held, trusted = by_variant(query, held, trusted, self._proofs)
-        now = course.clock()
+        now = timeline.clock()
         if held:
-            course.looked_at = now
+            timeline.looked_at = now
         workers = candidates.list_for(query.model or self._models.default)
         ranks = None
         if candidates.names_ranks:
-            writes_body = ask.body is not None and not ask.wants_endpoint
+            writes_body = request.body is not None and not request.wants_endpoint
             ranks = self.placing.ranks(head.path, writes_body=writes_body)
         snapshot = self.placing.snapshot(query, workers, held, trusted.state, now, ranks)
         if self._stores is not None:
@@ -530,7 +536,7 @@ class Router:
         except Exception as error:  # noqa: BLE001 - as in _decide
             tell_fault(log, "an observer failed with %s", error)
 
-    def _tell(self, decision: Decision, course: Course, head: Head) -> None:
+    def _tell(self, decision: Decision, timeline: Timeline, head: Head) -> None:
         log.debug(
             "decision: model %s, picked %s%s, overlap %d of %d tokens, uncertain %d, reason %s",
             decision.model,
@@ -540,5 +546,5 @@ class Router:
             decision.basis.prompt_tokens,
             decision.basis.uncertain_tokens,
             decision.reason,
-            extra=ids_of(head, course.trace.trace_id),
+            extra=ids_of(head, timeline.trace.trace_id),
         )

@@ -8,14 +8,14 @@ B  FULL_DUPLEX_STREAMED, the Endpoint Picker Protocol 1.0.0: the router sends ev
 
     state    message            dialect A                       dialect B                 then
     HEAD     request_headers    a prompt to come: go on         say nothing, collect      BODY
-                                else Ask, the pick goes with it the same                  PLACED*
+                                else ROUTE, pick goes with it   the same                  PLACED*
                                 (none, where no model is called)
     HEAD     request_trailers   go on                           go on                     HEAD
-    BODY     request_body       Ask, the pick goes with it      not the end: collect      BODY
-                                                                the end, or too much: Ask,
+    BODY     request_body       ROUTE, pick goes with it        not the end: collect      BODY
+                                                                the end, or too much: ROUTE,
                                                                 headers with the pick,
                                                                 all that was collected    PLACED*
-    BODY     request_trailers   Ask, the pick goes with them    Ask, headers with the pick,
+    BODY     request_trailers   ROUTE, pick goes with them      ROUTE, headers with the pick,
                                                                 what was collected, trailers ENDED
     PLACED   request_body       go on: Envoy sent it although   echo                      PLACED*
                                 it was told not to
@@ -31,8 +31,9 @@ B  FULL_DUPLEX_STREAMED, the Endpoint Picker Protocol 1.0.0: the router sends ev
 
     * ENDED in dialect B if the message says that it is the last one of the request.
 
-Between an Ask and `place` or `refuse` the state is ASKED, in which no message may arrive. Each
-direction has its own mode: a response is echoed if `response_body_mode` is FULL_DUPLEX_STREAMED.
+ROUTE: a `RoutingRequest` is returned. Until `place` or `refuse` answers it, the state is ROUTING,
+in which no message may arrive. Each direction has its own mode: a response is echoed if
+`response_body_mode` is FULL_DUPLEX_STREAMED.
 
 A pick on the headers in dialect A tells Envoy not to buffer the body (mode_override, which needs
 allow_mode_override). Envoy holds the headers until the body is answered, so a pick with the body
@@ -59,9 +60,9 @@ from extproc.requests.engine_paths import EnginePaths
 from extproc.requests.request import (
     NO_HEAD,
     NOT_INFERENCE,
-    Ask,
     Head,
     LearnedPaths,
+    RoutingRequest,
     may_compute,
 )
 from extproc.serving import stream_answers as say
@@ -197,19 +198,19 @@ class StreamState(StrEnum):
 
     HEAD = "before the request headers"
     BODY = "while the request body is awaited"
-    ASKED = "before the previous message was answered"
+    ROUTING = "before the previous message was answered"
     PLACED = "after the pick"
     ENDED = "after the end of the request"
     REFUSED = "after the router refused the request"
 
 
 # Naming a member through its class is a search, which every request would make several times.
-_HEAD, _BODY, _ASKED = StreamState.HEAD, StreamState.BODY, StreamState.ASKED
+_HEAD, _BODY, _ROUTING = StreamState.HEAD, StreamState.BODY, StreamState.ROUTING
 _PLACED, _ENDED = StreamState.PLACED, StreamState.ENDED
 
 _OF_RESPONSES = frozenset((RESPONSE_HEADERS, RESPONSE_BODY, RESPONSE_TRAILERS))
 
-Step = Answers | Ask
+Step = Answers | RoutingRequest
 _Row = Callable[["Stream", ProxyMessage], Step]
 
 _DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
@@ -329,7 +330,7 @@ class Stream:
         return self._reads_usage
 
     def place(self, placement: Placement) -> Answers:
-        """Returns the answers that carry the pick for the last `Ask`."""
+        """Returns the answers that carry the pick for the last `RoutingRequest`."""
         spoken = self._settings
         self.state = _ENDED if self.is_duplex and self._is_last else _PLACED
         if self._asked_with == REQUEST_BODY and not self.is_duplex:
@@ -351,7 +352,7 @@ class Stream:
         return answers
 
     def refuse(self, refusal: Refusal) -> Answers:
-        """Returns the answer that refuses the request of the last `Ask`."""
+        """Returns the answer that refuses the request of the last `RoutingRequest`."""
         self.state = StreamState.REFUSED
         self.close()
         return say.encoded(say.refused(refusal))
@@ -375,12 +376,12 @@ class Stream:
         if self._settings.dialect == "buffered" and _DUPLEX in modes:
             raise ProtocolError("FULL_DUPLEX_STREAMED is refused: extproc.dialect is buffered")
 
-    def _ask(self, kind: int, body: bytes | None, reason: str = "") -> Ask:
-        self.state = _ASKED
+    def _ask(self, kind: int, body: bytes | None, reason: str = "") -> RoutingRequest:
+        self.state = _ROUTING
         self._asked_with = kind
         finds_model = self._settings.phrases.names_model and not self.is_duplex
         has_more = kind == REQUEST_BODY or not self._is_last
-        return Ask(
+        return RoutingRequest(
             self.head,
             body,
             reason,

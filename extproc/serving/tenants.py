@@ -15,7 +15,13 @@ from extproc.config.sections import REFUSE, Isolation
 from extproc.requests import grpc_request
 from extproc.requests.draft import Draft, Unclear
 from extproc.requests.named_media import names_media
-from extproc.requests.request import NOT_INFERENCE, Ask, Models, has_empty_segment, may_compute
+from extproc.requests.request import (
+    NOT_INFERENCE,
+    Models,
+    RoutingRequest,
+    has_empty_segment,
+    may_compute,
+)
 from extproc.requests.response_ids import RESPONSES_PATH, ResponseIds, responses_in
 from extproc.requests.tenant_salt import (
     PATHS,
@@ -95,16 +101,18 @@ class Tenants:
         self._maker = SaltMaker(secret)
         self._ids = ResponseIds(secret, secrets.token_bytes)
 
-    def admit(self, ask: Ask, named: Sequence[bytes]) -> Separated | Whose:
+    def admit(self, request: RoutingRequest, named: Sequence[bytes]) -> Separated | Whose:
         """Returns what becomes of a request by its headers, or whose salt its body is to get.
 
         named: the values of the header that names the tenant.
         """
-        head = ask.head
+        head = request.head
         if has_empty_segment(head.path):  # a server that merges slashes would take another path
             return Separated(Isolated.API, unsalted_api(head.path))
         responses = responses_in(head.path)
-        if not responses and (not may_compute(head.method, head.path) or ask.reason == "no_body"):
+        if not responses and (
+            not may_compute(head.method, head.path) or request.reason == "no_body"
+        ):
             return Separated(None)
         unnamed = self._unnamed(named)
         if unnamed is not None:
@@ -113,8 +121,8 @@ class Tenants:
         if responses:
             is_own = all(self._ids.is_own(tenant, one) for one in responses)
             return Separated(None) if is_own else _of_another(head.path)
-        is_known = ask.reason != NOT_INFERENCE and head.path not in grpc_request.PATHS
-        if ask.wants_endpoint or not is_known:
+        is_known = request.reason != NOT_INFERENCE and head.path not in grpc_request.PATHS
+        if request.wants_endpoint or not is_known:
             return Separated(Isolated.API, unsalted_api(head.path))
         return Whose(tenant, self._unread_on(head.path))
 

@@ -13,9 +13,9 @@ import pytest
 import pytest_asyncio
 
 from extproc.config.schema import Model
-from extproc.observing.decisions import Course
+from extproc.observing.decisions import Timeline
 from extproc.requests.dialect import NEWEST, ModelDialects
-from extproc.requests.request import CHAT_PATH, Ask, Head, Models
+from extproc.requests.request import CHAT_PATH, Head, Models, RoutingRequest
 from extproc.serving.queries import Queries
 from extproc.tokenizing.prompt_tokens import PromptTokens
 from extproc.tokenizing.tokens import Tokenizer
@@ -60,8 +60,8 @@ class Both:
 
     async def ours(self, path: str, body: bytes) -> list[int] | str:
         """KVSteer's ids, or why there are none."""
-        ask = Ask(Head("POST", path, None), body)
-        query = await self._queries.make_query(ask, Course.begin(monotonic))
+        request = RoutingRequest(Head("POST", path, None), body)
+        query = await self._queries.make_query(request, Timeline.begin(monotonic))
         return list(query.prompts[0].tokens) if query.prompts else query.reason
 
 

@@ -16,7 +16,7 @@ from extproc.observing.outcomes import Circumstances, Outcome
 from extproc.observing.usage import Usage
 from extproc.proof.state import Comparison, GoldenVerdict
 from extproc.requests.prompt import CONVERSATION
-from extproc.requests.request import Ask, Head
+from extproc.requests.request import Head, RoutingRequest
 from kvstate.overlap import Overlap
 from simulator.worker import SimulatedWorker
 from tests.extproc.admin.decisions import decided
@@ -331,7 +331,7 @@ def test_request_without_known_tokens_names_the_reason(browser: Browser) -> None
 
 async def _chatted(served: Served) -> None:
     body = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}]}'
-    await served.router.route(Ask(Head("POST", "/v1/chat/completions", None), body))
+    await served.router.route(RoutingRequest(Head("POST", "/v1/chat/completions", None), body))
 
 
 NAMED = """

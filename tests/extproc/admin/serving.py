@@ -26,7 +26,7 @@ from extproc.fleet.discovery.view import Source, listed
 from extproc.fleet.workers import Workers
 from extproc.observing.faults import Faults
 from extproc.observing.metrics import Metrics
-from extproc.requests.request import Ask, Head
+from extproc.requests.request import Head, RoutingRequest
 from extproc.serving.router import Router
 from kvstate.fleet import FollowedWorkers
 from tests.ports import free_port
@@ -55,7 +55,7 @@ class Served:
     async def route(self, tokens: int, model: str = "m") -> None:
         """Routes one request of this many tokens."""
         body = json.dumps({"model": model, "prompt": list(range(tokens))}).encode()
-        await self.router.route(Ask(Head("POST", "/v1/completions", None), body))
+        await self.router.route(RoutingRequest(Head("POST", "/v1/completions", None), body))
 
 
 @contextlib.asynccontextmanager

@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 
 from extproc.base.engine import Engine, Release
-from extproc.requests.request import Ask, Head
+from extproc.requests.request import Head, RoutingRequest
 from extproc.requests.request_class import RequestClass
 from extproc.requests.tenant_salt import SaltMaker
 from extproc.serving.tenants import Isolated
@@ -47,7 +47,7 @@ async def send(served: Served, tenant: bytes) -> None:
     """Routes a request of a tenant, which its worker then is expected to hold."""
     salt = SaltMaker(SECRET).salt(tenant, None)
     body = b'{"model":"m","prompt":%b,"cache_salt":"%b"}' % (str(PROMPT).encode(), salt.encode())
-    await served.router.route(Ask(Head("POST", "/v1/completions", None), body))
+    await served.router.route(RoutingRequest(Head("POST", "/v1/completions", None), body))
 
 
 def claimed(told: dict[str, Any]) -> int:
@@ -89,7 +89,7 @@ async def test_explain_counts_the_queue_of_the_class(config: str) -> None:
     async with serving(config, 20_000) as served:
         body = b'{"model":"m","prompt":%b}' % str([*range(5_000, 8_000)]).encode()
         head = Head("POST", "/v1/completions", None)
-        await served.router.route(Ask(head, body, of_class=batch))
+        await served.router.route(RoutingRequest(head, body, of_class=batch))
         told = [await explained(served, Tenant="a", Class=name) for name in ("people", "batch")]
     queued = [one["candidates"][0]["cost_terms"]["queued"] for one in told]
     assert queued[0] == 0 < queued[1]

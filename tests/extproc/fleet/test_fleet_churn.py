@@ -35,7 +35,7 @@ from extproc.observing.outcomes import Outcome
 from extproc.observing.usage import Usage
 from extproc.proof.state import Comparison, GoldenVerdict
 from extproc.requests.prompt import TEXT, Text
-from extproc.requests.request import Ask, Head
+from extproc.requests.request import Head, RoutingRequest
 from extproc.routing.decision import Decision
 from extproc.routing.evidence import RULES, Judge
 from extproc.routing.load import Booking
@@ -184,7 +184,7 @@ class System:
 
     async def request(self, name: str) -> None:
         """One request is answered elsewhere, one fails, and one still runs when the workers go."""
-        ask = Ask(Head("POST", "/v1/completions", None, subset=frozenset({name})), BODY)
+        ask = RoutingRequest(Head("POST", "/v1/completions", None, subset=frozenset({name})), BODY)
         elsewhere, failed, running = [await self.routed(ask, name) for _ in range(3)]
         self.router.note_server(*elsewhere, "10.9.9.9:9")
         self.router.release(elsewhere[1])
@@ -195,7 +195,7 @@ class System:
         outcome = Outcome("a", name, False, 200, 0.1, 200, 0, usage, is_comparable=True)
         self.metrics.observe_outcome(outcome)
 
-    async def routed(self, ask: Ask, name: str) -> tuple[Decision, Booking]:
+    async def routed(self, ask: RoutingRequest, name: str) -> tuple[Decision, Booking]:
         decision, booking = await self.router.route(ask)
         assert decision.pick == (name,)
         assert booking is not None

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from extproc.config.schema import Model
 from extproc.media.knowledge import MediaKnowledge
-from extproc.observing.decisions import Course
+from extproc.observing.decisions import Timeline
 from extproc.requests.dialect import NEWEST, ModelDialects
-from extproc.requests.request import Ask, Head, Models
+from extproc.requests.request import Head, Models, RoutingRequest
 from extproc.routing.query import Query
 from extproc.serving.queries import Queries
 from extproc.tokenizing.prompt_tokens import PromptTokens
@@ -79,9 +79,9 @@ class Replay:
 
     def query(self, body: dict[str, Any], path: str = CHAT) -> Query:
         """Returns the query for a body; a busy machine may need several renderings to end one."""
-        asked = Ask(Head("POST", path, None), json.dumps(body).encode())
+        asked = RoutingRequest(Head("POST", path, None), json.dumps(body).encode())
         while True:
-            made = self._queries.make_query(asked, Course.begin(time.monotonic))
+            made = self._queries.make_query(asked, Timeline.begin(time.monotonic))
             query = asyncio.run(made)
             if query.reason != "template_too_slow":
                 return query

@@ -10,9 +10,9 @@ from extproc.observing.buckets import TracedValue
 from extproc.observing.decisions import (
     BATCH,
     NO_TRACE,
-    Course,
     DecisionCollector,
     DecisionCounts,
+    Timeline,
 )
 from extproc.observing.recent_counts import RECENT_MINUTES
 from extproc.routing.decision import Decision, Split, decide
@@ -33,22 +33,22 @@ def decision(held: int = 0, reason: str = "") -> Decision:
     return decide(Query("m", prompts, reason), snapshot, 0.0, Random(0))
 
 
-def course(*times: float) -> Course:
+def timeline(*times: float) -> Timeline:
     ticks = iter(times)
-    return Course.begin(lambda: next(ticks))
+    return Timeline.begin(lambda: next(ticks))
 
 
 def counted(*decisions: Decision) -> DecisionCounts:
     counts = DecisionCounts()
     for one in decisions:
-        quick = course(0.0, 0.001)
+        quick = timeline(0.0, 0.001)
         quick.picked_at = quick.clock()
         counts.note(one, quick)
     counts.settle()
     return counts
 
 
-def phases(*courses: Course) -> DecisionCounts:
+def phases(*courses: Timeline) -> DecisionCounts:
     counts = DecisionCounts()
     for one in courses:
         counts.note(decision(), one)
@@ -76,7 +76,7 @@ def test_split_counts_are_by_outcome_where_workers_have_roles() -> None:
 def test_each_decision_of_a_batch_counts_for_its_own_minute(picked: list[float]) -> None:
     counts, one = DecisionCounts(), decision()
     for at in picked:
-        counts.note(one, Course(lambda: 0.0, 0.0, path="/v1/chat/completions", picked_at=at))
+        counts.note(one, Timeline(lambda: 0.0, 0.0, path="/v1/chat/completions", picked_at=at))
     counts.settle()
     for minute in range(6):
         shown = counts.keyed.recent(60.0 * (minute + RECENT_MINUTES))
@@ -93,7 +93,7 @@ def test_settle_counts_each_decision_once() -> None:
 def test_note_settles_a_full_batch() -> None:
     counts, one = DecisionCounts(), decision()
     for _ in range(BATCH + 1):
-        counts.note(one, course(0.0))
+        counts.note(one, timeline(0.0))
     assert counts.by_reason == {("m", "nothing_cached"): BATCH}
 
 
@@ -119,7 +119,7 @@ def test_match_percent_is_the_share_held() -> None:
 
 
 def test_course_times_each_phase() -> None:
-    one = course(1, 2, 4, 5, 8)
+    one = timeline(1, 2, 4, 5, 8)
     one.parsed_at = one.clock()
     one.tokenized_at = one.clock()
     one.looked_at = one.clock()
@@ -134,7 +134,7 @@ def test_course_times_each_phase() -> None:
 
 @pytest.mark.parametrize("reads_body", [False, True])
 def test_course_omits_phases_that_did_not_happen(*, reads_body: bool) -> None:
-    one = course(1, 2, 3)
+    one = timeline(1, 2, 3)
     if reads_body:
         one.parsed_at = one.clock()
     one.picked_at = one.clock()
@@ -144,7 +144,7 @@ def test_course_omits_phases_that_did_not_happen(*, reads_body: bool) -> None:
 
 
 def test_phase_counts_cover_the_requests_that_had_the_phase() -> None:
-    whole, short = course(1, 2, 4, 5, 8), course(10, 13)
+    whole, short = timeline(1, 2, 4, 5, 8), timeline(10, 13)
     whole.parsed_at = whole.clock()
     whole.tokenized_at = whole.clock()
     whole.looked_at = whole.clock()
@@ -163,7 +163,7 @@ def test_phase_bucket_names_a_trace() -> None:
 
 def test_course_phases_follow_one_another() -> None:
     times = iter((1, 2, 4, 5, 8))
-    noted = Course.begin(lambda: next(times), "parent")
+    noted = Timeline.begin(lambda: next(times), "parent")
     noted.parsed_at = noted.clock()
     noted.tokenized_at = noted.clock()
     noted.looked_at = noted.clock()
@@ -178,7 +178,7 @@ def test_course_phases_follow_one_another() -> None:
 
 
 def test_course_of_a_request_without_a_prompt_has_a_pick_only() -> None:
-    noted = course(1, 2, 3)
+    noted = timeline(1, 2, 3)
     assert noted.clock() == 2
     noted.picked_at = noted.clock()
     assert list(noted.phases()) == [("pick", 1, 3)]
@@ -187,7 +187,7 @@ def test_course_of_a_request_without_a_prompt_has_a_pick_only() -> None:
 def test_calls_are_all_but_those_of_no_model() -> None:
     counts = DecisionCounts()
     for reason in ("", "unknown_model", "unknown_model", "not_inference"):
-        quick = course(0.0, 0.001)
+        quick = timeline(0.0, 0.001)
         quick.picked_at = quick.clock()
         counts.note(decision(reason=reason), quick)
     assert (counts.calls(), counts.for_reason("unknown_model"), counts.total()) == (3, 2, 4)

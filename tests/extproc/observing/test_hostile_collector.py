@@ -13,7 +13,7 @@ from extproc.observing.metrics import Metrics
 from extproc.observing.otlp_http import MAX_ANSWER_BYTES, bounded_session
 from extproc.observing.telemetry import telemetry
 from tests.extproc.nobody import Nobody
-from tests.extproc.observing.test_telemetry import course, decision
+from tests.extproc.observing.test_telemetry import decision, timeline
 from tests.waiting import until
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -84,7 +84,7 @@ async def test_endless_collector_answer_delays_neither_decisions_nor_the_stop(
         async with telemetry(os.environ, Metrics(Nobody())) as traces:
             assert traces is not None
             for _ in range(3_000):  # more than are queued
-                assert traces.record(decision(), course()).is_sampled
+                assert traces.record(decision(), timeline()).is_sampled
             await until(lambda: collector.asked > 1, "spans and metrics are sent")
     assert collector.sent_bytes <= collector.asked * MAX_UNREAD_BYTES
 

@@ -11,7 +11,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.observing.decisions import Course, TraceContext
+from extproc.observing.decisions import Timeline, TraceContext
 from extproc.observing.metrics import AT_ONCE, Metrics
 from extproc.observing.usage import Usage
 from extproc.routing.decision import Decision, decide
@@ -32,9 +32,9 @@ def decision() -> Decision:
     return decide(Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0))
 
 
-def course(trace: TraceContext | None = None) -> Course:
+def timeline(trace: TraceContext | None = None) -> Timeline:
     times = iter((1.0, 1.003))
-    one = Course.begin(lambda: next(times))
+    one = Timeline.begin(lambda: next(times))
     one.picked_at = one.clock()
     one.trace = trace or one.trace
     return one
@@ -78,7 +78,7 @@ def samples(metrics: Metrics) -> Iterator[tuple[str, dict[str, str], float]]:
 
 def test_decision_is_counted_with_its_time() -> None:
     metrics = Metrics(Nobody())
-    metrics.observe_decision(decision(), course())
+    metrics.observe_decision(decision(), timeline())
     shown = list(samples(metrics))
     labels = {"model": "m", "reason": "nothing_cached"}
     assert ("kvsteer_decisions_total", labels, 1.0) in shown
@@ -89,7 +89,7 @@ def test_decision_is_counted_with_its_time() -> None:
 
 async def test_openmetrics_exposition_shows_the_trace_of_a_decision() -> None:
     metrics = Metrics(Nobody(), clock=lambda: 12.5)
-    metrics.observe_decision(decision(), course(TraceContext(TRACE, is_sampled=True)))
+    metrics.observe_decision(decision(), timeline(TraceContext(TRACE, is_sampled=True)))
     text, content_type = await metrics.exposed(OPENMETRICS)
     assert content_type.startswith("application/openmetrics-text")
     families = {one.name: one for one in openmetrics_families(text.decode())}  # type: ignore[no-untyped-call]
@@ -101,7 +101,7 @@ async def test_openmetrics_exposition_shows_the_trace_of_a_decision() -> None:
 
 async def test_exposition_omits_an_unrecorded_trace() -> None:
     metrics = Metrics(Nobody())
-    metrics.observe_decision(decision(), course(TraceContext(TRACE, is_sampled=False)))
+    metrics.observe_decision(decision(), timeline(TraceContext(TRACE, is_sampled=False)))
     assert TRACE.encode() not in (await metrics.exposed(OPENMETRICS))[0]
 
 

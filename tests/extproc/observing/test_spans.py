@@ -6,7 +6,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler
 
-from extproc.observing.decisions import Course, TraceContext
+from extproc.observing.decisions import Timeline, TraceContext
 from extproc.observing.spans import SpanRecorder
 from extproc.routing.decision import Decision, decide
 from extproc.routing.eligibility import Candidate
@@ -23,10 +23,10 @@ def decision() -> Decision:
     return decide(Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0))
 
 
-def course(traceparent: str = "") -> Course:
-    """A course with one second per phase; the lookup is half a second of the last one."""
+def timeline(traceparent: str = "") -> Timeline:
+    """A timeline with one second per phase; the lookup is half a second of the last one."""
     times = iter((10.0, 11.0, 12.0, 12.5, 13.0))
-    one = Course.begin(lambda: next(times), traceparent)
+    one = Timeline.begin(lambda: next(times), traceparent)
     one.parsed_at = one.clock()
     one.tokenized_at = one.clock()
     one.looked_at = one.clock()
@@ -44,7 +44,7 @@ class Recording:
         self.recorder = SpanRecorder(provider.get_tracer("test"), lambda: NOW_NS)
 
     def record(self, traceparent: str = "") -> TraceContext:
-        return self.recorder.record(decision(), course(traceparent))
+        return self.recorder.record(decision(), timeline(traceparent))
 
 
 def test_span_is_recorded_for_the_decision_and_each_phase() -> None:
@@ -115,4 +115,4 @@ def test_span_fault_does_not_fail_the_request() -> None:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(Broken())
     recorder = SpanRecorder(provider.get_tracer("test"), lambda: NOW_NS)
-    assert recorder.record(decision(), course()) == TraceContext()
+    assert recorder.record(decision(), timeline()) == TraceContext()

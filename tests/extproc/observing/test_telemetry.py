@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from prometheus_client import Gauge
 
 from extproc.base.errors import StartError
-from extproc.observing.decisions import Course
+from extproc.observing.decisions import Timeline
 from extproc.observing.metrics import Metrics
 from extproc.observing.telemetry import TelemetryOptions, options_in, telemetry
 from extproc.routing.decision import Decision, decide
@@ -59,8 +59,8 @@ def decision() -> Decision:
     return decide(Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0))
 
 
-def course(traceparent: str = "") -> Course:
-    one = Course.begin(asyncio.get_running_loop().time, traceparent)
+def timeline(traceparent: str = "") -> Timeline:
+    one = Timeline.begin(asyncio.get_running_loop().time, traceparent)
     one.picked_at = one.clock()
     return one
 
@@ -71,7 +71,7 @@ async def test_spans_arrive_in_the_trace_of_their_request(
     async with running_sink() as sink:
         async with telemetry(sdk_environment(sink.url), Metrics(Nobody())) as traces:
             assert traces is not None
-            traces.record(decision(), course(PARENT))
+            traces.record(decision(), timeline(PARENT))
         spans = {span.name: span for span in sink.spans()}
         whole = spans["kvsteer decision"]
         assert (whole.trace_id.hex(), whole.parent_span_id.hex()) == (TRACE, SPAN)
@@ -88,7 +88,7 @@ async def test_metrics_arrive_as_the_registry_has_them(
         metrics = Metrics(Nobody())
         async with telemetry(sdk_environment(sink.url), metrics):
             await sink.exported(1)
-            metrics.observe_decision(decision(), course())
+            metrics.observe_decision(decision(), timeline())
             await sink.exported(2)
             latest = sink.latest()
         (point,) = latest["kvsteer_decisions"].sum.data_points
@@ -138,7 +138,7 @@ async def test_spans_arrive_over_grpc(
     environment = sdk_environment(f"http://127.0.0.1:{port}") | own
     async with telemetry(environment, Metrics(Nobody())) as traces:
         assert traces is not None
-        traces.record(decision(), course(PARENT))
+        traces.record(decision(), timeline(PARENT))
     await server.stop(None)
     assert sink.names == ["pick", "kvsteer decision"]
 
@@ -151,7 +151,7 @@ async def test_absent_collector_does_not_delay_the_end(
         url = f"http://127.0.0.1:{free_port()}"
         async with telemetry(sdk_environment(url), Metrics(Nobody())) as traces:
             assert traces is not None
-            assert traces.record(decision(), course(PARENT)).is_sampled
+            assert traces.record(decision(), timeline(PARENT)).is_sampled
 
 
 async def test_telemetry_is_none_unless_configured() -> None:

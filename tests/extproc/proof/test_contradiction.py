@@ -14,7 +14,7 @@ from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Account
 from extproc.proof.recurring import EXPLAINED, RIGHT
-from extproc.requests.request import Ask, Head
+from extproc.requests.request import Head, RoutingRequest
 from extproc.routing.decision import Decision
 from extproc.serving.router import Router
 from extproc.tokenizing.tokens import Tokenizer
@@ -118,8 +118,8 @@ async def test_swapped_feeds_are_found_by_what_the_engines_report() -> None:
         await until(lambda: all(workers.candidates.state(name) == "live" for name in both))
 
         async def serve(body: dict[str, Any]) -> Decision:
-            ask = Ask(Head("POST", PATH, None), json.dumps(body).encode())
-            decision, booking = await router.route(ask)
+            request = RoutingRequest(Head("POST", PATH, None), json.dumps(body).encode())
+            decision, booking = await router.route(request)
             assert booking is not None
             account = Account(decision, router.watched.compared(booking), 0.0)
             server, before = both[decision.worker], sum(map(fleet.batches, both))

@@ -10,7 +10,7 @@ import pytest
 from extproc.proof.lookups import SILENCE_SECONDS
 from extproc.proof.recurring import EXPLAINED
 from extproc.proof.state import PROMPTS_UNTOLD
-from extproc.requests.request import Ask, Head
+from extproc.requests.request import Head, RoutingRequest
 from extproc.routing.evidence import Judge
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_times import FeedTimes
@@ -86,7 +86,7 @@ async def test_what_was_sent_to_a_silent_worker_counts(run: Run) -> None:
         found = await one.explain(text(99, 100))
         assert (found["state"], found["overlap_tokens"]) == ("silent", 0)
         decision, _ = await one.router.route(
-            Ask(Head("POST", PATH, None), json.dumps(chat(text(99, 100))).encode())
+            RoutingRequest(Head("POST", PATH, None), json.dumps(chat(text(99, 100))).encode())
         )
         assert decision.reason == "approximate_overlap"
 

@@ -38,7 +38,7 @@ from extproc.proof.state import (
 from extproc.proof.tally import LAST_FINDINGS
 from extproc.requests import request
 from extproc.requests.prompt import BILLING, CONVERSATION, FORM_NAMES, INLINE_SYSTEM
-from extproc.requests.request import Ask, Head
+from extproc.requests.request import Head, RoutingRequest
 from extproc.routing.load import Booking
 from extproc.serving.router import Router
 from extproc.tokenizing.tokens import Tokenizer
@@ -137,12 +137,12 @@ class Checked:
         ]
         body = {"model": "tiny", "messages": messages, "max_tokens": 2, **fields}
         decision, booking = await self.router.route(
-            Ask(Head("POST", PATH, None), json.dumps(body).encode())
+            RoutingRequest(Head("POST", PATH, None), json.dumps(body).encode())
         )
         assert decision.pick == (self.worker.endpoint,)
         assert booking is not None
         if deliver:
-            answer = await self.ask(body)
+            answer = await self.request(body)
             if self.reads_usage:
                 account = Account(decision, self.router.watched.compared(booking), 0.0)
                 account.respond(200, self.worker.endpoint, 1.0)
@@ -173,7 +173,7 @@ class Checked:
         last = -1 if feed.last_sequence is None else feed.last_sequence
         return last + 1 == self.worker.next_sequence() and not feed.unapplied
 
-    async def ask(self, body: dict[str, Any]) -> bytes:
+    async def request(self, body: dict[str, Any]) -> bytes:
         """Sends a request to the worker directly, as a client; returns the answer."""
         async with self.client.post(f"{self.worker.url}{PATH}", json=body) as response:
             assert response.status == 200, await response.text()
@@ -419,7 +419,7 @@ async def aborted(one: Checked, seed: int) -> Booking:
     """Given up in the middle of the answer."""
     booking = await one.send(text(seed, 100), deliver=False)
     counters = one.worker.engine.counters
-    asking = asyncio.create_task(one.ask({**chat(text(seed, 100)), "max_tokens": 500}))
+    asking = asyncio.create_task(one.request({**chat(text(seed, 100)), "max_tokens": 500}))
     await until(lambda: counters.running > 0)
     asking.cancel()
     await until(lambda: counters.in_flight == 0)
@@ -446,27 +446,27 @@ async def similar_from_elsewhere(one: Checked, seed: int) -> Booking:
     """Another client asks the worker directly, and our request never arrives: the worst case."""
     body = text(99, 100)
     booking = await one.send(f"You serve Bob {seed}. {body} {text(seed, 20)}", deliver=False)
-    await one.ask(chat(f"You serve Alice {seed}. {body} {text(500 + seed, 20)}"))
+    await one.request(chat(f"You serve Alice {seed}. {body} {text(500 + seed, 20)}"))
     return booking
 
 
 async def same_beginning_from_elsewhere(one: Checked, seed: int) -> Booking:
     booking = await one.send(text(99, 100) + text(seed), deliver=False)
-    await one.ask(chat(text(99, 100) + text(500 + seed)))
+    await one.request(chat(text(99, 100) + text(500 + seed)))
     return booking
 
 
 async def continued_from_elsewhere(one: Checked, seed: int) -> Booking:
     """Somebody types: each request is abandoned for a longer one."""
     booking = await one.send(text(seed) + " and", deliver=False)
-    await one.ask(chat(text(seed) + " and " + text(7 * seed, 3)))
+    await one.request(chat(text(seed) + " and " + text(7 * seed, 3)))
     return booking
 
 
 async def edited_from_elsewhere(one: Checked, seed: int) -> Booking:
     turns = text(seed), text(-seed)
     booking = await one.send(*turns, text(9 * seed), deliver=False)
-    await one.ask(chat(*turns, text(9 * seed + 1)))
+    await one.request(chat(*turns, text(9 * seed + 1)))
     return booking
 
 
@@ -498,7 +498,7 @@ async def test_right_template_is_never_refuted_and_credit_stays(
         held = (await one.explain(text(999)))["overlap_tokens"]
         for seed in range(10):
             booking = await behave(one, seed)
-            await one.ask(chat(text(700 + seed)))
+            await one.request(chat(text(700 + seed)))
             status = await one.settle(booking)
         assert (status["mismatched"], status["state"] == "refuted") == (0, False)
         assert (await one.explain(text(999)))["overlap_tokens"] == held > 0
@@ -514,7 +514,7 @@ async def test_worker_without_prefix_caching_says_nothing(run: Run) -> None:
 async def test_token_ids_of_the_client_say_nothing(run: Run) -> None:
     async with run() as one:
         body = {"model": "tiny", "prompt": tokens_of(chat(text(1)))}
-        _, booking = await one.router.route(Ask(COMPLETION, json.dumps(body).encode()))
+        _, booking = await one.router.route(RoutingRequest(COMPLETION, json.dumps(body).encode()))
         assert booking is not None
         assert (await one.settle(booking))["state"] == "off"
 
@@ -527,8 +527,8 @@ async def twins(one: Checked, seed: int, status: int) -> dict[str, Any]:
     forged = await one.send(*texts, deliver=False)
     if status:
         one.router.note_answer(forged, status, "")
-    ask = Ask(Head("POST", "/v1/completions", None), json.dumps(body).encode())
-    _, booking = await one.router.route(ask)
+    request = RoutingRequest(Head("POST", "/v1/completions", None), json.dumps(body).encode())
+    _, booking = await one.router.route(request)
     assert booking is not None
     url = f"{one.worker.url}/v1/completions"
     async with one.client.post(url, json=body) as response:

@@ -17,7 +17,7 @@ from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.proof.lookups import PAUSE_SECONDS, SILENCE_SECONDS
 from extproc.proof.state import PROMPTS_UNTOLD
-from extproc.requests.request import Ask, Head
+from extproc.requests.request import Head, RoutingRequest
 from extproc.routing.decision import Decision
 from extproc.serving.router import Router
 from extproc.tokenizing.tokens import Tokenizer
@@ -74,8 +74,8 @@ class Rig:
         roles = ("user", "assistant") * len(turns)
         messages = [{"role": r, "content": t} for r, t in zip(roles, turns, strict=False)]
         body = json.dumps({"model": "tiny", "messages": messages, "max_tokens": 2}).encode()
-        ask = Ask(Head("POST", "/v1/chat/completions", None), body)
-        decision, booking = await self.router.route(ask)
+        request = RoutingRequest(Head("POST", "/v1/chat/completions", None), body)
+        decision, booking = await self.router.route(request)
         assert booking is not None
         worker = decision.worker
         number = self.sent[worker]

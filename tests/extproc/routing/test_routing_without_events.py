@@ -14,7 +14,7 @@ from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.proof.state import PROMPTS_NOT_STORED, Comparison, GoldenVerdict
 from extproc.requests.prompt import CONVERSATION, FORM_NAMES
-from extproc.requests.request import Ask, Head
+from extproc.requests.request import Head, RoutingRequest
 from extproc.routing.decision import Decision
 from extproc.routing.load import Booking
 from extproc.serving.router import Router
@@ -75,7 +75,7 @@ async def turn(router: Router, model: str, *texts: str) -> Decision:
     roles = ("user", "assistant")
     messages = [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)]
     body = json.dumps({"model": model, "messages": messages}).encode()
-    decision, booking = await router.route(Ask(CHAT, body))
+    decision, booking = await router.route(RoutingRequest(CHAT, body))
     assert booking is not None
     router.release(booking)
     return decision
@@ -257,7 +257,7 @@ workers: [{{endpoint: "127.0.0.1:1", block_size: {size}, events: {{zmq: "tcp://1
     await until(lambda: workers.candidates.state("127.0.0.1:1") == "live")
     messages = [{"role": "user", "content": "a question " * 200}]
     body = json.dumps({"model": "tiny", "messages": messages}).encode()
-    decision, booking = await router.route(Ask(CHAT, body))
+    decision, booking = await router.route(RoutingRequest(CHAT, body))
     assert booking is not None
     assert 160 < decision.basis.prompt_tokens < 2048
     assert bool(booking.load.speed.waiting) is is_measured
@@ -277,7 +277,7 @@ async def test_agents_conversations_stay_on_their_workers(
     for _ in range(4):
         for number, bodies in asked.items():
             body = json.dumps({**next(bodies), "model": "bare"}).encode()
-            decision, booking = await router.route(Ask(Head("POST", path, None), body))
+            decision, booking = await router.route(RoutingRequest(Head("POST", path, None), body))
             found.setdefault(number, set()).add(decision.worker)
             assert booking is not None
             under_way.append(booking)

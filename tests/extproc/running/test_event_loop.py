@@ -136,10 +136,10 @@ looks = st.tuples(
 
 @given(st.lists(looks, max_size=40))
 def test_sweeper_rests_many_times_the_length_of_a_collection(
-    course: list[tuple[float, float, int, float]],
+    timeline: list[tuple[float, float, int, float]],
 ) -> None:
     trial, ended, took = Trial(), -1e9, 0.0
-    for passed, late, trial.pending, trial.takes in course:
+    for passed, late, trial.pending, trial.takes in timeline:
         trial.now += passed
         began, before = trial.now, trial.collected
         trial.sweeper.look(late)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from extproc.requests.request import Ask, Head
+from extproc.requests.request import Head, RoutingRequest
 
 
 class Asking:
@@ -10,12 +10,12 @@ class Asking:
 
     message: Any = None
 
-    def step(self, message: Any) -> Ask:
+    def step(self, message: Any) -> RoutingRequest:
         """Takes a message, which `decide` then answers."""
         self.message = message
-        return Ask(Head("", "", None), None)
+        return RoutingRequest(Head("", "", None), None)
 
-    async def decide(self, _: Ask) -> Any:
+    async def decide(self, _: RoutingRequest) -> Any:
         """Returns the answers to the message."""
         return await self.receive(self.message)
 

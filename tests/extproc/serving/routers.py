@@ -10,7 +10,7 @@ from extproc.config.reader import parse
 from extproc.config.schema import Config
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
-from extproc.requests.request import NO_HEAD, Ask, Head
+from extproc.requests.request import NO_HEAD, Head, RoutingRequest
 from extproc.routing.decision import Decision
 from extproc.routing.load import Booking
 from extproc.serving.exchange import Service
@@ -51,10 +51,10 @@ class Failing(Router):
     fault: Exception = RuntimeError("nobody foresaw this")
     fails: str = ""
 
-    async def route(self, ask: Ask, traceparent: str = "") -> Routed:
+    async def route(self, request: RoutingRequest, traceparent: str = "") -> Routed:
         if self.fails == "route":
             raise self.fault
-        return await super().route(ask, traceparent)
+        return await super().route(request, traceparent)
 
     def note_answer_elsewhere(self, *told: Any) -> Any:
         if self.fails == "note_answer_elsewhere":
@@ -71,8 +71,8 @@ class Books(Failing):
     released = 0
     routed: Callable[[], None] | None = None
 
-    async def route(self, ask: Ask, traceparent: str = "") -> Routed:
-        made = await super().route(ask, traceparent)
+    async def route(self, request: RoutingRequest, traceparent: str = "") -> Routed:
+        made = await super().route(request, traceparent)
         if self.routed is not None:
             self.routed()
         return made

@@ -21,7 +21,7 @@ from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Outcome
 from extproc.observing.recorder import Recorder
 from extproc.pb.kvsteer_ext_proc_pb2 import HttpBody, ProcessingRequest
-from extproc.requests.request import NO_HEAD, Ask, Head
+from extproc.requests.request import NO_HEAD, Head, RoutingRequest
 from extproc.routing.decision import Decision
 from extproc.routing.load import Booking
 from extproc.serving.exchange import MAY_FOLLOW, Exchange, Phase, Service
@@ -68,12 +68,12 @@ class Waiting(Router):
         self.booked: list[Booking] = []
         self.released: Counter[Booking] = Counter()
 
-    async def route(self, ask: Ask, traceparent: str = "") -> Routed:
+    async def route(self, request: RoutingRequest, traceparent: str = "") -> Routed:
         for _ in range(self.waits):
             await once()
         if self.fails:
             raise RuntimeError("a fault of ours")
-        decision, booking = await super().route(ask, traceparent)
+        decision, booking = await super().route(request, traceparent)
         if booking is not None:
             self.booked.append(booking)
         return decision, booking

@@ -485,7 +485,7 @@ async def test_traceparent_of_a_stream_is_passed_on_where_traces_are_enabled(
 
 
 def test_lean_server_runs_on_the_event_loop_of_the_router() -> None:
-    async def ask() -> int:
+    async def request() -> int:
         one = Running(f"127.0.0.1:{free_port()}")
         await one.server.start()
         answer = await one.health("liveness")
@@ -495,7 +495,7 @@ def test_lean_server_runs_on_the_event_loop_of_the_router() -> None:
         await one.stop()
         return answer
 
-    assert event_loop.run(ask()) == HealthCheckResponse.SERVING
+    assert event_loop.run(request()) == HealthCheckResponse.SERVING
 
 
 async def test_metrics_count_connections_and_faults(running: Running, connect: Connect) -> None:

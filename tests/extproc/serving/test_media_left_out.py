@@ -5,10 +5,10 @@ from pathlib import Path
 from time import monotonic
 
 from extproc.config.schema import Model
-from extproc.observing.decisions import Course
+from extproc.observing.decisions import Timeline
 from extproc.requests.costly_json import INLINE_BYTES
 from extproc.requests.dialect import NEWEST, ModelDialects
-from extproc.requests.request import CHAT_PATH, Ask, Head, Models
+from extproc.requests.request import CHAT_PATH, Head, Models, RoutingRequest
 from extproc.routing.query import Query
 from extproc.serving.queries import Queries
 from extproc.tokenizing.prompt_tokens import PromptTokens
@@ -21,8 +21,8 @@ async def query(directory: Path, *parts: dict[str, object]) -> Query:
     tokens = PromptTokens({"m": gpt_oss(directory)}, 60.0)
     queries = Queries(Models([Model("m")]), tokens, lambda _: ModelDialects(NEWEST))
     body = {"model": "m", "messages": [{"role": "user", "content": parts}]}
-    ask = Ask(Head("POST", CHAT_PATH, None), json.dumps(body).encode())
-    found = await queries.make_query(ask, Course.begin(monotonic))
+    request = RoutingRequest(Head("POST", CHAT_PATH, None), json.dumps(body).encode())
+    found = await queries.make_query(request, Timeline.begin(monotonic))
     tokens.close()
     return found
 

@@ -9,10 +9,10 @@ import pytest
 
 from extproc.base.engine import RUST, SGLANG, VLLM, Engine, Release
 from extproc.config.schema import Model
-from extproc.observing.decisions import Course
+from extproc.observing.decisions import Timeline
 from extproc.requests.dialect import NEWEST, Dialect, ModelDialects, dialect_of
 from extproc.requests.outline import beginning_of
-from extproc.requests.request import CHAT_PATH, Ask, Head, Models
+from extproc.requests.request import CHAT_PATH, Head, Models, RoutingRequest
 from extproc.routing.query import Query
 from extproc.serving.queries import Queries
 from extproc.tokenizing.prompt_tokens import PromptTokens
@@ -42,8 +42,8 @@ async def query(body: bytes, spoken: ModelDialects = NEW, **head: Any) -> Query:
     assert tokenizer is not None
     tokens = PromptTokens({"tiny": tokenizer}, 60.0)
     queries = Queries(Models([Model("tiny"), Model("other")]), tokens, lambda _: spoken)
-    ask = Ask(Head("POST", CHAT_PATH, None, **head), body)
-    found = await queries.make_query(ask, Course.begin(monotonic))
+    request = RoutingRequest(Head("POST", CHAT_PATH, None, **head), body)
+    found = await queries.make_query(request, Timeline.begin(monotonic))
     tokens.close()
     return found
 

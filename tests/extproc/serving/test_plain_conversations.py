@@ -11,10 +11,10 @@ import pytest
 from extproc.base.engine import SGLANG, VLLM, Engine, Release
 from extproc.base.errors import RequestError
 from extproc.config.schema import Model
-from extproc.observing.decisions import Course
+from extproc.observing.decisions import Timeline
 from extproc.requests.dialect import NEWEST, ModelDialects, dialect_of
 from extproc.requests.prompt import REBUILT, Text
-from extproc.requests.request import CHAT_PATH, Ask, Head, Models
+from extproc.requests.request import CHAT_PATH, Head, Models, RoutingRequest
 from extproc.routing.query import Query
 from extproc.serving.queries import Queries
 from extproc.tokenizing.plain_turns import PlainTurns, TurnParts
@@ -77,9 +77,11 @@ class Asked:
     async def query(self, *contents: str, **fields: Any) -> Query:
         messages = [{"role": "user", "content": one} for one in contents]
         body = json.dumps({"model": "tiny", "messages": messages, **fields}).encode()
-        course = Course(monotonic, monotonic())
-        found = await self.queries.make_query(Ask(Head("POST", CHAT_PATH, None), body), course)
-        assert not found.prompts or course.tokenized_at >= course.parsed_at > 0.0
+        timeline = Timeline(monotonic, monotonic())
+        found = await self.queries.make_query(
+            RoutingRequest(Head("POST", CHAT_PATH, None), body), timeline
+        )
+        assert not found.prompts or timeline.tokenized_at >= timeline.parsed_at > 0.0
         return found
 
 

@@ -10,7 +10,7 @@ from extproc.config.reader import parse
 from extproc.fleet.workers import Workers
 from extproc.observing.fleet_families import fleet_families
 from extproc.observing.metrics import Metrics
-from extproc.requests.request import Ask, Head
+from extproc.requests.request import Head, RoutingRequest
 from extproc.routing.load import Load
 from extproc.serving.router import Router
 from kvstate.events import Batch, BlocksCopied, BlocksStored, Event, EventBatch
@@ -22,7 +22,9 @@ from tests.waiting import until
 
 BLOCKS, SIZE = 200, 16
 IDS = list(range(BLOCKS * SIZE + 1))
-ASK = Ask(Head("POST", "/v1/completions", None), json.dumps({"model": "m", "prompt": IDS}).encode())
+ASK = RoutingRequest(
+    Head("POST", "/v1/completions", None), json.dumps({"model": "m", "prompt": IDS}).encode()
+)
 CONFIG = """
 models: [{name: m}]
 workers:

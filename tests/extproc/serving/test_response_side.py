@@ -106,11 +106,11 @@ messages = st.one_of(
 
 @given(st.lists(messages, max_size=6), st.booleans())
 def test_buffered_responses_pass_unchanged(
-    course: list[ProcessingRequest],
+    timeline: list[ProcessingRequest],
     reads_usage: bool,
 ) -> None:
     one = side(reads_usage=reads_usage)
-    for message in course:
+    for message in timeline:
         (answer,) = answered(one, message)
         kind = answer.WhichOneof("response")
         assert kind == message.WhichOneof("request")

@@ -11,7 +11,7 @@ from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.requests.costly_json import INLINE_BYTES
 from extproc.requests.prompt import Prompt
-from extproc.requests.request import Ask, Head
+from extproc.requests.request import Head, RoutingRequest
 from extproc.serving.router import Router
 from extproc.tokenizing.tokens import Started, Tokenizer
 from kvstate.fleet import FollowedWorkers
@@ -56,9 +56,9 @@ async def router(deadline_ms: int) -> AsyncIterator[Router]:
         yield one
 
 
-def chat(text: str = "hello", **fields: Any) -> Ask:
+def chat(text: str = "hello", **fields: Any) -> RoutingRequest:
     body = {"model": "tiny", "messages": [{"role": "user", "content": text}], **fields}
-    return Ask(CHAT, json.dumps(body).encode())
+    return RoutingRequest(CHAT, json.dumps(body).encode())
 
 
 async def test_route_places_and_books_a_request_until_release(router: Router) -> None:
@@ -92,20 +92,20 @@ async def test_route_places_a_slow_prompt_by_load(router: Router) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "model", "reason"),
+    ("unkeyable", "model", "reason"),
     [
         (chat(model="nobody"), None, "unknown_model"),
         (chat(model="bare"), "bare", "no_tokenizer"),
         (chat(messages=[]), "tiny", "empty_prompt"),
         (chat("\ud800"), "tiny", "odd_json"),
-        (Ask(CHAT, b"{"), None, "bad_json"),
-        (Ask(CHAT, None, "body_too_large"), None, "body_too_large"),
+        (RoutingRequest(CHAT, b"{"), None, "bad_json"),
+        (RoutingRequest(CHAT, None, "body_too_large"), None, "body_too_large"),
     ],
 )
 async def test_route_places_an_unkeyable_request_by_load(
-    router: Router, ask: Ask, model: str | None, reason: str
+    router: Router, unkeyable: RoutingRequest, model: str | None, reason: str
 ) -> None:
-    decision, booking = await router.route(ask)
+    decision, booking = await router.route(unkeyable)
     assert (decision.model, decision.reason) == (model, reason)
     assert decision.pick
     assert booking is not None
@@ -113,10 +113,10 @@ async def test_route_places_an_unkeyable_request_by_load(
 
 async def test_route_compares_an_unkeyable_request_by_its_text(router: Router) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 90_000}}
-    ask = chat(messages=[{"role": "user", "content": [image]}])
-    first, _ = await router.route(ask)
+    request = chat(messages=[{"role": "user", "content": [image]}])
+    first, _ = await router.route(request)
     assert (first.reason, first.basis.weighed_tokens) == ("unsupported_media", 1_004)
-    second, _ = await router.route(ask)
+    second, _ = await router.route(request)
     assert second.basis.claims[second.worker].approximate > 900
 
 
@@ -135,15 +135,15 @@ async def test_route_leaves_an_unread_body_to_a_proxy_that_finds_its_model(
     finds_model: bool,
     picks: int,
 ) -> None:
-    ask = Ask(CHAT, None, "body_too_large", proxy_finds_model=finds_model)
-    decision, booking = await router.route(ask)
+    request = RoutingRequest(CHAT, None, "body_too_large", proxy_finds_model=finds_model)
+    decision, booking = await router.route(request)
     assert (decision.reason, len(decision.pick)) == ("body_too_large", picks)
     assert (booking is None) is finds_model
 
 
 async def test_route_of_token_ids_needs_no_tokenizer(router: Router) -> None:
     body = json.dumps({"model": "bare", "prompt": [1, 2, 3]}).encode()
-    decision, _ = await router.route(Ask(Head("POST", "/v1/completions", None), body))
+    decision, _ = await router.route(RoutingRequest(Head("POST", "/v1/completions", None), body))
     assert (decision.reason, decision.basis.prompt_tokens) == ("nothing_cached", 3)
 
 

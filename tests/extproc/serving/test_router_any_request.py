@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from extproc.config.reader import parse
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
-from extproc.requests.request import Ask, Head
+from extproc.requests.request import Head, RoutingRequest
 from extproc.serving.router import Router
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.fleet import FollowedWorkers
@@ -59,7 +59,7 @@ heads = st.builds(
     conversation=texts,
 )
 asks = st.builds(
-    Ask,
+    RoutingRequest,
     heads,
     bodies,
     proxy_finds_model=st.booleans(),
@@ -67,7 +67,7 @@ asks = st.builds(
 )
 
 
-async def placed(ask: Ask, percent: float) -> tuple[Any, dict[str, int]]:
+async def placed(request: RoutingRequest, percent: float) -> tuple[Any, dict[str, int]]:
     """The decision for a request, and what is in flight after its end."""
     assert TOKENIZER is not None
     workers = Workers(CONFIG, FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
@@ -75,7 +75,7 @@ async def placed(ask: Ask, percent: float) -> tuple[Any, dict[str, int]]:
     router = Router(CONFIG, workers, {"tiny": TOKENIZER}, Metrics(workers.states), Random(0))
     router.steering.change(percent)
     try:
-        decision, booking = await router.route(ask)
+        decision, booking = await router.route(request)
         if booking is not None:
             router.release(booking)
         return decision, {endpoint: router.in_flight(endpoint) for endpoint in ENDPOINTS}
@@ -85,8 +85,10 @@ async def placed(ask: Ask, percent: float) -> tuple[Any, dict[str, int]]:
 
 
 @given(asks, st.sampled_from([0.0, 50.0, 100.0]))
-def test_route_decides_any_request_and_leaves_no_load_behind(ask: Ask, percent: float) -> None:
-    decision, in_flight = asyncio.run(placed(ask, percent))
+def test_route_decides_any_request_and_leaves_no_load_behind(
+    request: RoutingRequest, percent: float
+) -> None:
+    decision, in_flight = asyncio.run(placed(request, percent))
     assert set(decision.pick) <= set(ENDPOINTS)
     assert in_flight == dict.fromkeys(ENDPOINTS, 0)
     assert decision.reason.replace("_", "").isalnum()

@@ -12,7 +12,7 @@ from extproc.config.reader import parse
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Account
-from extproc.requests.request import Ask, Head
+from extproc.requests.request import Head, RoutingRequest
 from extproc.routing.store_offers import store_rules
 from extproc.serving.router import Router
 from kvstate.events import Batch
@@ -58,7 +58,7 @@ async def test_idle_worker_that_mounts_the_store_is_picked_over_a_busy_holder() 
         feeds[0].put(Batch(frame["seq"], base64.b64decode(frame["payload_b64"])))
     body = json.dumps({"model": "m", "prompt": frames[0]["prompt_token_ids"]}).encode()
     await until(lambda: dict(workers.store_blocks()) == {"files": 16})
-    assert (await router.route(Ask(HEAD, body)))[0].worker == "127.0.0.1:1"
+    assert (await router.route(RoutingRequest(HEAD, body)))[0].worker == "127.0.0.1:1"
     workers.loads.begin("127.0.0.1:1", 2_000.0, workers.monotonic())
     shown = await router.explain(HEAD, body)
     fetches = {one["name"]: one["fetch"] for one in shown["candidates"]}
@@ -69,7 +69,7 @@ async def test_idle_worker_that_mounts_the_store_is_picked_over_a_busy_holder() 
     assert 'kvsteer_store_blocks{store="files"} 16.0' in generate_latest(metrics.registry).decode()
     mounts = {one["name"]: one["store"] for one in workers.states.statuses()}
     assert mounts == {"127.0.0.1:1": "files", "127.0.0.1:2": None, "127.0.0.1:3": "files"}
-    decision, booking = await router.route(Ask(HEAD, body))
+    decision, booking = await router.route(RoutingRequest(HEAD, body))
     assert booking is not None
     account = Account(decision, router.watched.compared(booking), 0.0)
     account.read(NOTHING_CACHED, 0.0, is_last=True)

@@ -14,7 +14,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingResponse,
 )
 from extproc.requests.engine_paths import EnginePaths
-from extproc.requests.request import Ask, Head
+from extproc.requests.request import Head, RoutingRequest
 from extproc.serving.naming_headers import NamingHeaders
 from extproc.serving.refusals import Refusal
 from extproc.serving.stream import Stream, StreamSettings, StreamState
@@ -41,7 +41,7 @@ def test_conversation_header_is_read() -> None:
     spoken = StreamSettings(1000, Budget(2000), naming=NamingHeaders.of((), ("x-user",)))
     one = Stream(spoken)
     one.receive(read(head(headers={"x-user": "u7"})))
-    assert ask(one.receive(read(body(b"{}")))).head.conversation == "u7"
+    assert request(one.receive(read(body(b"{}")))).head.conversation == "u7"
 
 
 def duplex_head(
@@ -50,8 +50,8 @@ def duplex_head(
     return head(path, mode=DUPLEX, end_of_stream=end_of_stream)
 
 
-def ask(step: object) -> Ask:
-    assert isinstance(step, Ask)
+def request(step: object) -> RoutingRequest:
+    assert isinstance(step, RoutingRequest)
     return step
 
 
@@ -94,7 +94,9 @@ def test_request_with_a_prompt_is_placed_with_its_body() -> None:
     go_on = only(one.receive(read(head())))
     assert go_on.WhichOneof("response") == "request_headers"
     assert not go_on.request_headers.HasField("response")
-    assert one.receive(read(body(b"{}"))) == Ask(Head("POST", "/v1/chat/completions", None), b"{}")
+    assert one.receive(read(body(b"{}"))) == RoutingRequest(
+        Head("POST", "/v1/chat/completions", None), b"{}"
+    )
     answer = only(one.place(PLACEMENT))
     assert answer.WhichOneof("response") == "request_body"
     assert set_headers(answer) == {DESTINATION: b"10.0.0.1:8000,10.0.0.2:8000"}
@@ -143,7 +145,7 @@ def test_request_without_a_needed_body_is_placed_on_its_headers(
     message: ProcessingRequest, reason: str
 ) -> None:
     one = stream()
-    step = ask(one.receive(read(message)))
+    step = request(one.receive(read(message)))
     assert (step.body, step.reason) == (None, reason)
     answer = only(one.place(PLACEMENT))
     assert answer.WhichOneof("response") == "request_headers"
@@ -159,13 +161,13 @@ def test_proxy_finds_model_only_in_buffered_mode_with_named_models(
 ) -> None:
     one = stream(names_model=names_model)
     mode = DUPLEX if is_duplex else ProcessingMode.BUFFERED
-    step = ask(one.receive(read(head(mode=mode, headers={"content-length": "1001"}))))
+    step = request(one.receive(read(head(mode=mode, headers={"content-length": "1001"}))))
     assert step.proxy_finds_model is (names_model and not is_duplex)
 
 
 def test_request_without_a_body_needs_no_mode_override() -> None:
     one = stream()
-    assert ask(one.receive(read(head(end_of_stream=True)))).reason == "no_body"
+    assert request(one.receive(read(head(end_of_stream=True)))).reason == "no_body"
     assert not only(one.place(PLACEMENT)).HasField("mode_override")
 
 
@@ -189,7 +191,7 @@ def test_body_is_placed_with_its_content_up_to_the_limit(
 ) -> None:
     one = stream()
     one.receive(read(head()))
-    step = ask(one.receive(read(body(sent))))
+    step = request(one.receive(read(body(sent))))
     assert (step.body, step.reason) == (content, reason)
     assert kinds(one.place(PLACEMENT)) == ["request_body"]
 
@@ -197,13 +199,13 @@ def test_body_is_placed_with_its_content_up_to_the_limit(
 def test_buffered_body_before_trailers_is_whole_without_end_of_stream() -> None:
     one = stream()
     one.receive(read(head(headers={"content-length": "2"})))
-    assert ask(one.receive(read(body(b"{}", end_of_stream=False)))).body == b"{}"
+    assert request(one.receive(read(body(b"{}", end_of_stream=False)))).body == b"{}"
 
 
 def test_partly_buffered_body_is_not_taken_for_a_whole() -> None:
     one = stream()
     one.receive(read(head(mode=ProcessingMode.BUFFERED_PARTIAL, headers={"content-length": "900"})))
-    step = ask(one.receive(read(body(b"{", end_of_stream=False))))
+    step = request(one.receive(read(body(b"{", end_of_stream=False))))
     assert (step.body, step.reason) == (None, "body_not_buffered")
     assert kinds(one.place(PLACEMENT)) == ["request_body"]
 
@@ -211,7 +213,7 @@ def test_partly_buffered_body_is_not_taken_for_a_whole() -> None:
 def test_trailers_without_a_body_carry_the_pick_in_metadata() -> None:
     one = stream()
     one.receive(read(head()))
-    assert ask(one.receive(read(trailers()))).reason == "no_body"
+    assert request(one.receive(read(trailers()))).reason == "no_body"
     answer = only(one.place(PLACEMENT))
     assert answer.WhichOneof("response") == "request_trailers"
     assert answer.HasField("dynamic_metadata")
@@ -250,7 +252,7 @@ def test_duplex_body_is_collected_and_echoed_behind_the_pick() -> None:
     assert one.receive(read(duplex_head())) == []
     assert one.is_duplex
     assert one.receive(read(body(b'{"a"', end_of_stream=False))) == []
-    step = ask(one.receive(read(body(b": 1}"))))
+    step = request(one.receive(read(body(b": 1}"))))
     assert step.body == b'{"a": 1}'
     answers = one.place(PLACEMENT)
     assert kinds(answers) == ["request_headers", "request_body"]
@@ -283,14 +285,14 @@ def test_repeated_last_piece_is_echoed_once() -> None:
 
 def test_duplex_request_without_a_body_is_answered_on_its_headers() -> None:
     one = stream()
-    assert ask(one.receive(read(duplex_head(end_of_stream=True)))).reason == "no_body"
+    assert request(one.receive(read(duplex_head(end_of_stream=True)))).reason == "no_body"
     assert kinds(one.place(PLACEMENT)) == ["request_headers"]
     assert one.state is StreamState.ENDED
 
 
 def test_duplex_request_without_a_prompt_is_echoed_behind_its_headers() -> None:
     one = stream()
-    assert ask(one.receive(read(duplex_head("/upload")))).reason == "not_inference"
+    assert request(one.receive(read(duplex_head("/upload")))).reason == "not_inference"
     assert kinds(one.place(PLACEMENT)) == ["request_headers"]
     assert echoed(one.receive(read(body(b"x", end_of_stream=False)))) == [(b"x", False)]
     assert echoed(one.receive(read(body(b"")))) == [(b"", True)]
@@ -306,7 +308,7 @@ def test_empty_piece_of_a_duplex_body_is_not_echoed() -> None:
 def test_empty_duplex_body_is_ended() -> None:
     one = stream()
     one.receive(read(duplex_head()))
-    assert ask(one.receive(read(body(b"")))).body == b""
+    assert request(one.receive(read(body(b"")))).body == b""
     assert echoed(one.place(PLACEMENT)) == [(b"", True)]
 
 
@@ -314,7 +316,7 @@ def test_duplex_body_above_the_limit_is_placed_by_load_and_echoed() -> None:
     one = stream()
     one.receive(read(duplex_head()))
     one.receive(read(body(b"x" * 900, end_of_stream=False)))
-    step = ask(one.receive(read(body(b"y" * 900, end_of_stream=False))))
+    step = request(one.receive(read(body(b"y" * 900, end_of_stream=False))))
     assert (step.body, step.reason) == (None, "body_too_large")
     answers = one.place(PLACEMENT)
     assert b"".join(piece for piece, _ in echoed(answers)) == b"x" * 900 + b"y" * 900
@@ -328,7 +330,7 @@ def test_trailers_end_a_duplex_body_in_its_place() -> None:
     one = stream()
     one.receive(read(duplex_head()))
     one.receive(read(body(b"{}", end_of_stream=False)))
-    assert ask(one.receive(read(trailers()))).body == b"{}"
+    assert request(one.receive(read(trailers()))).body == b"{}"
     answers = one.place(PLACEMENT)
     assert kinds(answers) == ["request_headers", "request_body", "request_trailers"]
     assert echoed(answers) == [(b"{}", False)]
@@ -338,7 +340,7 @@ def test_trailers_end_a_duplex_body_in_its_place() -> None:
 def test_trailers_alone_end_a_duplex_request_without_a_body() -> None:
     one = stream()
     one.receive(read(duplex_head()))
-    assert ask(one.receive(read(trailers()))).reason == "no_body"
+    assert request(one.receive(read(trailers()))).reason == "no_body"
     assert kinds(one.place(PLACEMENT)) == ["request_headers", "request_trailers"]
 
 
@@ -390,7 +392,7 @@ def test_response_may_begin_before_the_request_ends() -> None:
     one.receive(read(head()))
     early = ProcessingRequest(response_headers=HttpHeaders(end_of_stream=True))
     assert kinds(one.receive(read(early))) == ["response_headers"]
-    assert ask(one.receive(read(body(b"{}")))).body == b"{}"
+    assert request(one.receive(read(body(b"{}")))).body == b"{}"
 
 
 def test_response_mode_is_independent_of_the_request_mode() -> None:
@@ -441,7 +443,7 @@ def test_body_beyond_the_budget_is_echoed_unread() -> None:
     for one in (first, second):
         one.receive(read(duplex_head()))
     assert first.receive(read(body(b"a" * 60, end_of_stream=False))) == []
-    step = ask(second.receive(read(body(b"b" * 60, end_of_stream=False))))
+    step = request(second.receive(read(body(b"b" * 60, end_of_stream=False))))
     assert (step.body, step.reason) == (None, "body_too_large")
     assert echoed(second.place(PLACEMENT)) == [(b"b" * 60, False)]
     assert bodies.used_bytes == 60
@@ -466,7 +468,7 @@ def rewriting(**settings: Any) -> tuple[Stream, list[str]]:
 def test_rewritten_path_is_placed_as_the_engine_sees_it() -> None:
     one, unrecognized = rewriting()
     assert kinds(one.receive(read(head("/llm/tiny/v1/chat/completions")))) == ["request_headers"]
-    asked = ask(one.receive(read(body(b"{}"))))
+    asked = request(one.receive(read(body(b"{}"))))
     assert (asked.head.path, asked.reason) == ("/v1/chat/completions", "")
     assert one.head == asked.head
     assert not unrecognized
@@ -475,7 +477,7 @@ def test_rewritten_path_is_placed_as_the_engine_sees_it() -> None:
 def test_path_that_ends_like_an_engines_is_not_guessed_where_bodies_are_edited() -> None:
     one, unrecognized = rewriting(cleans=True, paths=EnginePaths(["/llm"], guesses=False))
     one.receive(read(head("/other/v1/chat/completions")))
-    asked = ask(one.receive(read(body(b"{}"))))
+    asked = request(one.receive(read(body(b"{}"))))
     assert (asked.head.path, asked.reason) == ("/other/v1/chat/completions", "not_inference")
     assert unrecognized == ["/other/v1/chat/completions"]
 

@@ -15,7 +15,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingRequest,
     ProcessingResponse,
 )
-from extproc.requests.request import Ask
+from extproc.requests.request import RoutingRequest
 from extproc.serving.refusals import Refusal
 from extproc.serving.stream import Stream, StreamSettings
 from extproc.serving.stream_answers import Placement
@@ -56,7 +56,7 @@ def talk(
     """Yields the answers to each message, including picks."""
     for message in messages:
         step = one.receive(read(message))
-        if not isinstance(step, Ask):
+        if not isinstance(step, RoutingRequest):
             yield from answers_of(step)
         elif refuses:
             yield from answers_of(one.refuse(Refusal(503, (), b"")))

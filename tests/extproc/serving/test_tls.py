@@ -289,7 +289,7 @@ def test_peers_without_a_handshake_are_bounded_and_lock_out_no_client(
     identities: Identities,
     tmp_path: Path,
 ) -> None:
-    async def ask() -> None:
+    async def request() -> None:
         async with running(identities, tmp_path, bounds=bounds) as one:
             call = await placed(one)
             peers = await silent_peers(one, 12)
@@ -304,11 +304,11 @@ def test_peers_without_a_handshake_are_bounded_and_lock_out_no_client(
             for peer in peers:
                 peer.close()
 
-    on(ask())
+    on(request())
 
 
 def test_tls_runs_on_the_event_loop_of_the_router(identities: Identities, tmp_path: Path) -> None:
-    async def ask() -> None:
+    async def request() -> None:
         async with running(identities, tmp_path, is_mutual=True) as one:
             call = await placed(one)
             assert one.certificates is not None
@@ -322,4 +322,4 @@ def test_tls_runs_on_the_event_loop_of_the_router(identities: Identities, tmp_pa
             await call.done_writing()
             assert await call.code() is grpc.StatusCode.OK
 
-    event_loop.run(ask())
+    event_loop.run(request())

@@ -9,10 +9,10 @@ import pytest
 
 from extproc.base.engine import SGLANG, VLLM, Engine, Release
 from extproc.config.schema import Model
-from extproc.observing.decisions import Course
+from extproc.observing.decisions import Timeline
 from extproc.requests.dialect import NEWEST, ModelDialects, dialect_of
 from extproc.requests.prompt import BILLING, CONVERSATION, CONVERTED, TOOLS
-from extproc.requests.request import CHAT_PATH, Ask, Head, Models
+from extproc.requests.request import CHAT_PATH, Head, Models, RoutingRequest
 from extproc.routing.query import Query, Variant
 from extproc.serving.queries import Queries
 from extproc.serving.variants import by_variant
@@ -35,8 +35,8 @@ async def query(spoken: ModelDialects, **fields: Any) -> Query:
     tokens = PromptTokens({"tiny": tokenizer}, 60.0)
     queries = Queries(Models([Model("tiny")]), tokens, lambda _: spoken)
     body = {"model": "tiny", "messages": [SYSTEM, USER], **fields}
-    ask = Ask(Head("POST", CHAT_PATH, None), json.dumps(body).encode())
-    found = await queries.make_query(ask, Course.begin(monotonic))
+    request = RoutingRequest(Head("POST", CHAT_PATH, None), json.dumps(body).encode())
+    found = await queries.make_query(request, Timeline.begin(monotonic))
     tokens.close()
     return found
 

@@ -18,11 +18,11 @@ from extproc.base.errors import RequestError
 from extproc.config.reader import parse
 from extproc.config.schema import Model
 from extproc.fleet.workers import Workers
-from extproc.observing.decisions import Course
+from extproc.observing.decisions import Timeline
 from extproc.observing.metrics import Metrics
 from extproc.requests.costly_json import INLINE_BYTES
 from extproc.requests.prompt import CONVERSATION, GIVEN, Given, InferenceRequest, Prompt, Text
-from extproc.requests.request import CHAT_PATH, COMPLETIONS_PATH, Ask, Head, Models
+from extproc.requests.request import CHAT_PATH, COMPLETIONS_PATH, Head, Models, RoutingRequest
 from extproc.requests.request import parse as parse_request
 from extproc.running.app import remote_tokenizers
 from extproc.serving.queries import Queries
@@ -79,7 +79,7 @@ class Routed:
 async def test_worker_that_tokenizes_has_its_prompts_keyed() -> None:
     async with running(Settings()) as worker, aiohttp.ClientSession() as client:
         one = Routed(worker.endpoint, router_deadline_ms=5_000, deadline_ms=5_000)
-        decision, _ = await one.router.route(Ask(CHAT, chat()))
+        decision, _ = await one.router.route(RoutingRequest(CHAT, chat()))
         async with client.post(f"{worker.url}{CHAT_PATH}", data=chat()) as response:
             usage = (await response.json())["usage"]
         assert (decision.basis.prompt_tokens, decision.model) == (usage["prompt_tokens"], "tiny")
@@ -103,7 +103,7 @@ async def test_missing_tokens_leave_the_pick_to_load(
 ) -> None:
     async with server(answer) as endpoint:
         one = Routed(endpoint, deadline_ms=deadline_ms)
-        decision, booking = await one.router.route(Ask(CHAT, chat()))
+        decision, booking = await one.router.route(RoutingRequest(CHAT, chat()))
         assert decision.pick == (endpoint,)
         assert booking is not None
         assert decision.basis.prompt_tokens == 0
@@ -114,7 +114,7 @@ async def test_missing_tokens_leave_the_pick_to_load(
 async def test_token_ids_need_no_worker() -> None:
     one = Routed("127.0.0.1:1")
     body = json.dumps({"model": "tiny", "prompt": [1, 2, 3]}).encode()
-    decision, _ = await one.router.route(Ask(Head("POST", COMPLETIONS_PATH, None), body))
+    decision, _ = await one.router.route(RoutingRequest(Head("POST", COMPLETIONS_PATH, None), body))
     assert decision.basis.prompt_tokens == 3
     await one.close()
 
@@ -320,11 +320,11 @@ async def test_model_that_hangs_on_a_large_body_is_noticed_and_takes_no_further_
     tokens = PromptTokens({"endless": endless}, 0.02, hung_seconds=0.05)
     queries = Queries(Models([Model("endless")]), tokens)
     body = json.dumps({"model": "endless", "prompt": "a" * 4 * INLINE_BYTES}).encode()
-    ask = Ask(Head("POST", COMPLETIONS_PATH, None), body)
-    assert (await queries.make_query(ask, Course.begin(monotonic))).reason == "deadline"
+    ask = RoutingRequest(Head("POST", COMPLETIONS_PATH, None), body)
+    assert (await queries.make_query(ask, Timeline.begin(monotonic))).reason == "deadline"
     await until(lambda: tokens.is_hung("endless"))
     tokens.deadline_seconds = 60.0  # a busy machine needs more than 20 ms to read the body
-    assert (await queries.make_query(ask, Course.begin(monotonic))).reason == "tokenizer_hung"
+    assert (await queries.make_query(ask, Timeline.begin(monotonic))).reason == "tokenizer_hung"
     assert len(begun) == 1
     endless.may_end.set()
     tokens.close()

@@ -10,10 +10,10 @@ from prometheus_client import generate_latest
 
 from extproc.config.reader import parse
 from extproc.fleet.workers import Workers
-from extproc.observing.decisions import Course, TraceContext
+from extproc.observing.decisions import Timeline, TraceContext
 from extproc.observing.metrics import Metrics
 from extproc.requests.costly_json import INLINE_BYTES
-from extproc.requests.request import Ask, Head
+from extproc.requests.request import Head, RoutingRequest
 from extproc.routing.decision import Decision
 from extproc.serving.router import Router
 from extproc.tokenizing.tokens import Tokenizer
@@ -35,10 +35,10 @@ class Recorder:
     """Keeps the courses that it is given."""
 
     def __init__(self) -> None:
-        self.courses: list[Course] = []
+        self.courses: list[Timeline] = []
 
-    def record(self, _: Decision, course: Course) -> TraceContext:
-        self.courses.append(course)
+    def record(self, _: Decision, timeline: Timeline) -> TraceContext:
+        self.courses.append(timeline)
         return TraceContext(TRACE, is_sampled=True)
 
 
@@ -69,9 +69,9 @@ async def router(workers: Workers, metrics: Metrics, recorder: Recorder) -> Asyn
     await workers.close()
 
 
-def chat(text: str) -> Ask:
+def chat(text: str) -> RoutingRequest:
     body = {"model": "tiny", "messages": [{"role": "user", "content": text}]}
-    return Ask(CHAT, json.dumps(body).encode())
+    return RoutingRequest(CHAT, json.dumps(body).encode())
 
 
 def phases_of(recorder: Recorder) -> list[str]:
@@ -93,14 +93,14 @@ async def test_route_times_every_phase_of_a_decision(
 async def test_route_of_a_request_without_a_prompt_times_the_pick_only(
     router: Router, recorder: Recorder
 ) -> None:
-    await router.route(Ask(CHAT, None, "no_body"))
+    await router.route(RoutingRequest(CHAT, None, "no_body"))
     assert phases_of(recorder) == ["pick"]
 
 
 async def test_route_of_an_unreadable_body_times_its_parsing(
     router: Router, recorder: Recorder
 ) -> None:
-    await router.route(Ask(CHAT, b"{"))
+    await router.route(RoutingRequest(CHAT, b"{"))
     assert phases_of(recorder) == ["parse", "pick"]
 
 
