@@ -42,10 +42,6 @@ QUICK_LOOPS = (Loop("96 agents", 96, 900.0, 400.0),)
 SMOKE_LOOPS = (Loop("8 agents", 8, 120.0, 40.0),)
 
 
-def _charges_nothing(*_: object) -> dict[str, float]:
-    return {}
-
-
 def _believes_all(*_: object) -> float:
     return 1.0
 
@@ -66,7 +62,6 @@ class Term(NamedTuple):
     replaced: Mapping[str, Callable[..., object]] = {}
 
 
-_OFF_OVERTAKING = {"extproc.routing.decision.charge_overtaking": _charges_nothing}
 _OFF_SHARE = {"extproc.routing.store_share.StoreShare.share": _believes_all}
 
 
@@ -83,21 +78,17 @@ def _of_stores(
     return Term(on, named[off], cells, routing_stores.OTHER_CELLS, False, replaced)
 
 
-def _of_pulls(
-    off: str = routing_pulls.PRICED, replaced: Mapping[str, Callable[..., object]] = {}
-) -> Term:
+def _of_pulls(off: str) -> Term:
     """Returns a part that acts where pulls are priced. off: the contestant without it."""
     named = {one.name: one for one in routing_pulls.CONTESTANTS}
     on, cells = named[routing_pulls.PRICED], routing_pulls.PULL_CELLS
-    return Term(on, named[off], cells, routing_pulls.OTHER_CELLS, False, replaced)
+    return Term(on, named[off], cells, routing_pulls.OTHER_CELLS, False)
 
 
 _SIBLINGS = _weighs(siblings_percent=routing_siblings.PERCENT)
 
 TERMS: Mapping[str, Term] = {
     "siblings": Term(_SIBLINGS, USUAL, routing_siblings.SIBLING_CELLS, CELLS),
-    "overtaking by loads": _of_stores(replaced=_OFF_OVERTAKING),
-    "overtaking by pulls": _of_pulls(replaced=_OFF_OVERTAKING),
     "store share": _of_stores(replaced=_OFF_SHARE),
     "stores": _of_stores(routing_stores.TODAY),
     "price_pulls": _of_pulls(routing_pulls.AFTER),

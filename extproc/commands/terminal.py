@@ -132,8 +132,6 @@ def _candidate(one: Mapping[str, Any], place: int | None, look: Look) -> Row:
     notes += [f"{patience:.0f} more queued, which it does not mind"] if patience else []
     fetched = 0.0 if terms is None else terms.get("fetched", 0.0)
     notes += [f"computes {fetched:.0f} less, as it would fetch blocks"] if fetched else []
-    overtaking = 0.0 if terms is None else terms.get("overtaking", 0.0)
-    notes += [f"{overtaking:.0f} more for requests that wait for blocks"] if overtaking else []
     kinds = {kind: one[f"{kind}_tokens"] for kind in ("uncertain", "speculative", "approximate")}
     notes += [f"{tokens} {kind}" for kind, tokens in kinds.items() if tokens]
     numbers = ["-"] * 4

@@ -16,10 +16,9 @@ from extproc.routing.belonging import CONVERSATION, RESPONSE, Belonging, belongi
 from extproc.routing.claim_table import ClaimTable
 from extproc.routing.claims import NO_CLAIMS, Claims, claims_of, held_tokens
 from extproc.routing.eligibility import ANY, Candidate, Roster, places_without, why_excluded
-from extproc.routing.fetching import Fetch, lower_costs
+from extproc.routing.fetching import Fetch, Offers, lower_costs
 from extproc.routing.load import Load
 from extproc.routing.marks import Marks
-from extproc.routing.overtaking import charge_overtaking
 from extproc.routing.patience import wait_at_home
 from extproc.routing.pins import PinnedRank
 from extproc.routing.policy_choice import endpoints_named
@@ -98,8 +97,7 @@ class Basis(msgspec.Struct, frozen=True):
     name. belonging: to which workers the request's conversation belongs. crowding: by how many
     tokens it avoids each worker for the conversations that live there (None if not compared), empty
     if it begins none. affinity, running: the weights of an uncached token and of a request in
-    flight. fetches: what compared workers could fetch instead of computing it, by name. overtaking:
-    by how many tokens requests would be delayed that wait for blocks, by the worker's name.
+    flight. fetches: what compared workers could fetch instead of computing it, by name.
     """
 
     policy: str
@@ -121,7 +119,6 @@ class Basis(msgspec.Struct, frozen=True):
     patience: float = 0.0
     media: Media | None = None
     fetches: Mapping[str, Fetch] = {}
-    overtaking: Mapping[str, float] = {}
 
     def worker_at(self, endpoint: str) -> str:
         """Returns the name of the worker at an endpoint, "" for an unknown endpoint."""
@@ -206,12 +203,8 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     home = belonging.home
     patience = wait_at_home(survey, home, snapshot.rules.cost) if home else 0.0
     fetches: Mapping[str, Fetch] = {}
-    overtaking: Mapping[str, float] = {}
-    if snapshot.offers is not None or snapshot.arrivals.expected:
-        fetches = _fetches(survey, snapshot, claims)
-        overtaking = charge_overtaking(
-            survey, snapshot.arrivals, fetches, saved, weighed, snapshot.rules.cost, now
-        )
+    if snapshot.offers is not None:
+        fetches = _fetches(survey, snapshot, snapshot.offers, claims)
     verdict, candidates = _candidates(query, survey, excluded, snapshot)
     if belonging.by == RESPONSE:
         candidates = _sole(candidates, survey, belonging.sole)
@@ -245,7 +238,6 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         patience=patience,
         media=query.media,
         fetches=fetches,
-        overtaking=overtaking,
     )
     return Decision(
         verdict=verdict,
@@ -315,11 +307,9 @@ def _siblings(
 
 
 def _fetches(
-    survey: Survey, snapshot: Snapshot, claims: Mapping[str, Claims]
+    survey: Survey, snapshot: Snapshot, offers: Offers, claims: Mapping[str, Claims]
 ) -> Mapping[str, Fetch]:
     """Returns what the compared workers can fetch of the only prompt, and lowers their costs."""
-    if snapshot.offers is None:
-        return {}
     overlaps = snapshot.overlaps[0] if snapshot.overlaps else {}
 
     def held(name: str) -> int:
@@ -330,7 +320,7 @@ def _fetches(
         return overlap.certain_tokens + max(overlap.uncertain_tokens, sent)
 
     cost = snapshot.rules.cost
-    return lower_costs(survey.costs, survey.workers, survey.loads, cost, snapshot.offers, held)
+    return lower_costs(survey.costs, survey.workers, survey.loads, cost, offers, held)
 
 
 def _uncached(

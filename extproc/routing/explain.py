@@ -296,7 +296,6 @@ def _candidate(basis: Basis, at: int, state: str, load: Load) -> dict[str, Any]:
     terms["patience"] = round(basis.patience if worker.name == basis.belonging.home else 0.0, 3)
     fetch = basis.fetches.get(worker.name)
     terms["fetched"] = 0.0 if fetch is None else round(fetch.credit, 3)
-    terms["overtaking"] = round(basis.overtaking.get(worker.name, 0.0), 3)
     cost = sum([terms[name] for name in _ADDED]) - sum([terms[name] for name in _TAKEN])
     return {
         "endpoint": worker.endpoint,
@@ -320,7 +319,7 @@ def _candidate(basis: Basis, at: int, state: str, load: Load) -> dict[str, Any]:
 
 
 # The terms that make up a cost, and those by which it is lower.
-_ADDED = ("uncached", "queued", "running", "conversations", "overtaking")
+_ADDED = ("uncached", "queued", "running", "conversations")
 _TAKEN = ("session", "patience", "fetched")
 
 

@@ -90,11 +90,6 @@ class Fetch(NamedTuple):
     share: float = 1.0
     held: int = 0
 
-    @property
-    def delay(self) -> float:
-        """The time that it takes, in tokens that the worker could compute meanwhile."""
-        return self.tokens * self.share - self.value
-
     def as_json(self) -> dict[str, Any]:
         """Returns what POST /explain shows."""
         shown = {"tokens": self.tokens, "value": round(self.value)}

@@ -19,7 +19,6 @@ from typing import NamedTuple
 import msgspec
 
 from extproc._core import LoadColumns, LoadNumbers, load_of
-from extproc.routing.arrivals import Arrivals
 from extproc.routing.eligibility import Candidate
 from extproc.routing.pins import PinnedRank
 from extproc.routing.speed import LEAST_SECONDS, Common, Speed
@@ -176,8 +175,7 @@ class Loads:
     endpoints: their records, by ip:port; the owner adds and removes them. An endpoint without a
     record is idle. touched: collects the endpoints whose own requests changed, to be shared.
     learns: whether the speed of each endpoint is learned. routers: the other routers heard from.
-    rates: what every load depends on. fleet_transfers: what workers pull from each other. arrivals:
-    when they will have what they fetch.
+    rates: what every load depends on. fleet_transfers: what workers pull from each other.
     """
 
     def __init__(
@@ -198,7 +196,6 @@ class Loads:
         self._learns = learns
         self._common = Common()
         self.fleet_transfers = FleetTransfers()
-        self.arrivals = Arrivals()
         self.rates = self._rates()
 
     def begin(
@@ -296,11 +293,6 @@ class Loads:
         """Notes that an endpoint does what nothing announces, for about so many seconds."""
         if self._learns:
             self._record(endpoint).speed.begin_unseen(seconds, now)
-
-    def expect_blocks(self, endpoint: str, tokens: float, now: float) -> None:
-        """Notes that an endpoint fetches blocks, as long as it takes to compute so many tokens."""
-        seconds = tokens * self.load(endpoint, now).slowness / self._rate
-        self.arrivals.expect(endpoint, now + seconds, now)
 
     def transfers(self, endpoint: str) -> Transfers:
         """Returns what other workers pull from an endpoint."""

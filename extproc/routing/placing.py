@@ -199,7 +199,6 @@ class Placing:
             homes=self.homes,
             conversations=self._conversations,
             columns=self.loads.columns,
-            arrivals=self.loads.arrivals,
         )
 
     def _load_for(self, query: Query) -> Callable[[str, float], Load]:
@@ -256,9 +255,6 @@ class Placing:
     ) -> Booking:
         """Books one leg of a request on its first pick, and claims its prompt for that worker."""
         level = None if decision.of_class is None else decision.of_class.level
-        fetches = decision.basis.fetches
-        if fetches and decision.worker in fetches:
-            self.loads.expect_blocks(decision.pick[0], fetches[decision.worker].delay, now)
         is_sure = prompt is None or not decision.basis.claims_on(decision.worker).speculative
         booking = self.loads.begin(
             decision.pick[0], uncached, now, decision.rank, prompt, is_sure=is_sure, level=level

@@ -12,7 +12,6 @@ from extproc.requests.outline import Outline
 from extproc.requests.request import NO_HEADERS
 from extproc.requests.request_class import RequestClass
 from extproc.requests.tenant_salt import Tenant
-from extproc.routing.arrivals import Arrivals
 from extproc.routing.claim_table import ClaimTable
 from extproc.routing.eligibility import ANY, Candidate, Demand, Roster
 from extproc.routing.fetching import Offers
@@ -126,10 +125,6 @@ class Query(msgspec.Struct, frozen=True):
         return self.prompts[0] if len(self.prompts) == 1 and self.answers == 1 else None
 
 
-# Of snapshots whose workers fetch nothing.
-NOTHING_ARRIVES = Arrivals()
-
-
 def _always_live(_: str) -> str:
     return "live"
 
@@ -158,8 +153,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     roster, None if not made yet. homes: the workers of conversations. conversations: returns how
     many of them live on a worker at a time, by its name. columns: returns the loads of several
     workers at a time; None to ask `load` for each. offers: what workers could fetch of the prompt
-    from each other or from stores; None for nothing. arrivals: when workers will have what they
-    fetch for earlier requests.
+    from each other or from stores; None for nothing.
     """
 
     workers: Sequence[Candidate]
@@ -181,4 +175,3 @@ class Snapshot(msgspec.Struct, frozen=True):
     conversations: Callable[[str, float], int] = no_conversations
     columns: Callable[[Sequence[Candidate], float], LoadColumns] | None = None
     offers: Offers | None = None
-    arrivals: Arrivals = NOTHING_ARRIVES

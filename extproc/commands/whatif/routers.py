@@ -492,8 +492,6 @@ class _Router:
             if self.sharer is not None:
                 self.sharer.telling.begin([claim], served, decision.uncached_tokens)
         fetch = decision.basis.fetches.get(served)
-        if fetch is not None:
-            self._loads.expect_blocks(served, fetch.delay, now)
         self._open[id(request)] = (booking, claim, fetch)
         return int(served)
 
@@ -519,7 +517,6 @@ class _Router:
             sample=sample_size(self._contestant.rules, is_alone=not self._loads.routers),
             roster=self._roster,
             offers=self._stored_offers(request, now),
-            arrivals=self._loads.arrivals,
         )
         query, transfers = Query("m", [prompt]), self._contestant.transfers
         if transfers is None:

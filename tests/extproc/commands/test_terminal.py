@@ -187,12 +187,6 @@ def test_explained_says_what_the_pick_would_load_from_a_store() -> None:
     assert lines[3].endswith("computes 400 less, as it would fetch blocks")
 
 
-def test_explained_says_where_a_request_would_delay_those_that_wait_for_blocks() -> None:
-    one = candidate("a")
-    one["cost_terms"] = one["cost_terms"] | {"overtaking": 700.0}
-    assert explained(answer(one))[3].endswith("700 more for requests that wait for blocks")
-
-
 def test_explained_shows_a_few_of_many_candidates() -> None:
     many = [candidate(f"w{number}") for number in range(MAX_CANDIDATES + 5)]
     lines = explained(answer(*many))

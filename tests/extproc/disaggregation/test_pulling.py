@@ -11,7 +11,7 @@ from extproc.config.schema import Config, Model
 from extproc.config.sections import Disaggregation
 from extproc.disaggregation.disaggregator import Disaggregator
 from extproc.disaggregation.pulling import Pulling, nothing_on_host
-from extproc.routing.decision import Decision, PullSource, decide
+from extproc.routing.decision import Decision, PullSource
 from extproc.routing.eligibility import Candidate, Demand
 from extproc.routing.explain import explanation
 from extproc.routing.fetching import Offers, StoredPrefix
@@ -76,18 +76,6 @@ def test_busy_holder_loses_to_a_worker_that_pulls_from_it() -> None:
     assert shown["fetch"] == {"tokens": 8_000, "value": 7_200, "from": "a:1"}
     assert shown["cost_terms"]["fetched"] == 7_200
     assert shown["cost"] == pytest.approx(made.basis.costs[WORKERS.index(_named(made.worker))])
-
-
-def test_long_prompt_avoids_the_worker_of_a_booked_pull_until_it_has_the_blocks() -> None:
-    one = PricedFleet()
-    one.loads.begin("a:1", 3_000.0, 0.0)
-    made = one.decide()
-    one.step.book(made, 0.0)
-    assert one.loads.arrivals.of(made.pick[0], 0.0) == [pytest.approx(8_000 / 80_000)]
-    other = Query("m", [Prompt("m", array("I", range(50_000, 70_000)))])
-    for now, delayed in ((0.0, {made.worker}), (0.2, set())):
-        snapshot = one.placing.snapshot(other, WORKERS, [{}], lambda _: "live", now)
-        assert set(decide(other, snapshot, now, Random(0)).basis.overtaking) == delayed
 
 
 def _named(name: str) -> Candidate:

@@ -74,7 +74,6 @@ def test_explanation_holds_every_term_of_every_cost() -> None:
                     "queued": 7.0,
                     "running": 3 * 64.0,
                     "fetched": 0.0,
-                    "overtaking": 0.0,
                     "conversations": 0.0,
                     "patience": 0.0,
                 },
