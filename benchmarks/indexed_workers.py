@@ -5,7 +5,9 @@ from random import Random
 
 from workload import BLOCK_SIZE, MODEL, Tokens
 
-from extproc.routing.decision import Decision, decide
+from extproc.requests.request import PLAIN_REQUEST
+from extproc.routing.decide import decide
+from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Loads
 from extproc.routing.query import Query, Snapshot
@@ -56,7 +58,7 @@ class IndexedWorkers:
         prompt = Prompt(MODEL, tokens)
         held = [self._index.overlaps(prompt)]
         snapshot = Snapshot(self._workers, held, self._load, "cost", 0)
-        return decide(Query(MODEL, [prompt]), snapshot, 0.0, self._rng)
+        return decide(PLAIN_REQUEST, Query(MODEL, [prompt]), snapshot, 0.0, self._rng)
 
     def picked_blocks(self, tokens: Tokens) -> int:
         """Returns how many blocks of a prompt the picked worker holds."""

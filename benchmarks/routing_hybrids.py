@@ -14,7 +14,8 @@ from typing import NamedTuple
 from measure import Figure, Goal, Row
 from rows import arguments, run
 
-from extproc.routing.decision import decide
+from extproc.requests.request import PLAIN_REQUEST
+from extproc.routing.decide import decide
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Load
 from extproc.routing.query import Query, Snapshot
@@ -202,7 +203,7 @@ class Fleet:
         if not self._follows:
             held = {name: _all_of(overlap) for name, overlap in held.items()}
         snapshot = Snapshot(self._workers, [held], self._load, self._policy, next(self._turn))
-        decision = decide(Query("m", [prompt]), snapshot, self._now, self._rng)
+        decision = decide(PLAIN_REQUEST, Query("m", [prompt]), snapshot, self._now, self._rng)
         return int(decision.pick[0])
 
     def _load(self, endpoint: str, now: float) -> Load:

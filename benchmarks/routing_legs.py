@@ -37,6 +37,7 @@ from extproc.config.schema import Config, Model
 from extproc.config.sections import BOTH, DECODE, HEADER, MIRROR, OFFLOADING, PREFILL, SGLANG
 from extproc.config.sections import Disaggregation as Rules
 from extproc.disaggregation.disaggregator import Disaggregator
+from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.claim_table import Holdings
 from extproc.routing.decision import Decision, Split
 from extproc.routing.eligibility import Candidate
@@ -205,9 +206,13 @@ class _Router:
         prompt = Prompt("m", tokens)  # type: ignore[arg-type]
         query = Query("m", [prompt])
         held = [self._view.overlaps(request.blocks) if len(request.blocks) > 1 else {}]
-        snapshot = self._placing.snapshot(query, self._candidates, held, lambda _: "live", now)
+        snapshot = self._placing.snapshot(
+            PLAIN_REQUEST, query, self._candidates, held, lambda _: "live", now
+        )
         roles = self._workers.has_roles
-        decision = self._legs.decide(query, snapshot, now, self._rng, has_roles=roles)
+        decision = self._legs.decide(
+            PLAIN_REQUEST, query, snapshot, now, self._rng, has_roles=roles
+        )
         decision = self._by_length(decision)
         computes = decision.prefill or decision
         is_told = not self._view.holds(int(computes.worker), last_block(request.blocks))

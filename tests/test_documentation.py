@@ -20,6 +20,7 @@ from extproc.config.feed_kinds import KINDS
 from extproc.config.reader import parse
 from extproc.config.schema import Config
 from extproc.disaggregation.legs import WORDS
+from extproc.features.fetching.store_figures import StoreCollector
 from extproc.fleet.discovery.discovery import DiscoveryCollector
 from extproc.fleet.verifying import VerifiedCollector
 from extproc.observing import outcomes
@@ -28,7 +29,6 @@ from extproc.observing.faults import FaultCollector, Faults
 from extproc.observing.fleet_families import ServerCollector, ServerFigures
 from extproc.observing.metrics import Metrics
 from extproc.observing.recorder import Recorder, RecorderCollector
-from extproc.observing.store_figures import StoreCollector
 from extproc.observing.unrecognized import Unrecognized, UnrecognizedCollector
 from extproc.routing.steering import Steering
 from extproc.running.standing import StandingCollector

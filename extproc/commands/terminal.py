@@ -130,6 +130,8 @@ def _candidate(one: Mapping[str, Any], place: int | None, look: Look) -> Row:
     patience = 0.0 if terms is None else terms["patience"]
     notes += [f"{crowding:.0f} more for the conversations there"] if crowding else []
     notes += [f"{patience:.0f} more queued, which it does not mind"] if patience else []
+    siblings = 0.0 if terms is None else terms.get("siblings", 0.0)
+    notes += [f"{siblings:.0f} less for siblings just sent there"] if siblings else []
     fetched = 0.0 if terms is None else terms.get("fetched", 0.0)
     notes += [f"computes {fetched:.0f} less, as it would fetch blocks"] if fetched else []
     kinds = {kind: one[f"{kind}_tokens"] for kind in ("uncertain", "speculative", "approximate")}

@@ -7,23 +7,20 @@ be computed by now, since nothing announces that.
 
 import heapq
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 
 from extproc.config.schema import Config
+from extproc.disaggregation.handover import may_split
 from extproc.disaggregation.legs import decide_legs, with_source
-from extproc.disaggregation.pulling import (
-    IDLE_TOKENS,
-    Pull,
-    Pulling,
-    nothing_on_host,
-    with_priced_source,
-)
-from extproc.routing.decision import Decision, decide
+from extproc.requests.request import RoutingRequest
+from extproc.routing.decide import decide
+from extproc.routing.decision import Decision
 from extproc.routing.load import Booking
 from extproc.routing.placing import Placing
 from extproc.routing.query import Query, Snapshot
 from extproc.routing.sampling import Chance
 from extproc.routing.statuses import FIRST_SERVER_ERROR, is_uncomputed
+from extproc.routing.term import Term
 from extproc.routing.upstreams import Upstreams
 from kvstate.overlap import Prompt
 
@@ -34,8 +31,6 @@ LEG_SLACK = 2.0
 class Disaggregator:
     """The second legs of one router's requests. Times are seconds of one monotonic clock.
 
-    on_host: returns how many first tokens of a prompt each worker has in host memory, by name.
-
     pulls: whether a worker may pull a part of a prompt from another one. legs: the bookings of
     prefill workers, by those of the workers that answer.
     """
@@ -45,35 +40,47 @@ class Disaggregator:
         config: Config,
         placing: Placing,
         upstreams: Upstreams,
-        on_host: Callable[[Prompt], Mapping[str, int]] = nothing_on_host,
     ) -> None:
         self._rules = config.disaggregation
         self._rate = config.policy.cost.prefill_tokens_per_second
         self._placing = placing
         self._upstreams = upstreams
         self.pulls = self._rules.min_pulled_tokens is not None
-        prices = self._rules.price_pulls
-        self._pulling = Pulling(config, placing.loads, on_host) if prices else None
         self.legs: dict[Booking, Booking] = {}
         self._numbers = itertools.count()
         self._over: list[tuple[float, int, Booking]] = []
 
     def decide(
-        self, query: Query, snapshot: Snapshot, now: float, rng: Chance, *, has_roles: bool
+        self,
+        request: RoutingRequest,
+        query: Query,
+        snapshot: Snapshot,
+        now: float,
+        rng: Chance,
+        terms: Sequence[Term] = (),
+        *,
+        has_roles: bool,
     ) -> Decision:
-        """Decides where a query goes, and which other workers take part.
+        """Decides where a request goes, and which other workers take part.
 
-        has_roles: whether any worker takes only a part of requests.
+        terms: those of enabled features. has_roles: whether any worker takes only a part of
+        requests. Where pulls have a price, their source is the feature's to name.
         """
-        pulling = None if has_roles else self._pulling
-        if pulling is not None:
-            return with_priced_source(decide(query, pulling.offer(query, snapshot, now), now, rng))
         if has_roles:
-            made = decide_legs(query, snapshot, self._rules, now, rng)
+            made = decide_legs(request, query, snapshot, self._rules, now, rng, terms)
         else:
-            made = decide(query, snapshot, now, rng)
+            made = decide(request, query, snapshot, now, rng, terms)
         least = self._rules.min_pulled_tokens
-        return made if least is None else with_source(query, made, least, snapshot.ejected)
+        if least is None or (self._rules.price_pulls and not has_roles):
+            return made
+        return with_source(query, made, least, snapshot)
+
+    def may_split(self, request: RoutingRequest) -> bool:
+        """Returns whether the body of a request can say which other worker takes part."""
+        if not self._rules.changes_bodies:
+            return True
+        body = None if request.wants_endpoint else request.body
+        return may_split(self._rules.connector, request.head.path, body)
 
     def book(self, decision: Decision, now: float, prompt: Prompt | None = None) -> Booking | None:
         """Counts a request on its first pick, and on its prefill worker if it has one.
@@ -94,18 +101,6 @@ class Disaggregator:
         seconds = LEG_SLACK * load.backlog_tokens * load.slowness / self._rate
         heapq.heappush(self._over, (now + seconds, next(self._numbers), leg))
         return booking
-
-    def begin_pull(self, decision: Decision, now: float) -> Pull | None:
-        """Notes the pull of a request that will be booked next.
-
-        Returns it if it can be measured.
-        """
-        source, pulling = decision.source, self._pulling
-        if source is None or pulling is None:
-            return None
-        queue = self._placing.loads.load(decision.pick[0], now).backlog_tokens
-        pull = pulling.begin(source, decision.pick[0], now)
-        return None if queue > IDLE_TOKENS else pull
 
     def _end_computed(self, now: float) -> None:
         """Ends the load of prompts that are assumed to be computed."""

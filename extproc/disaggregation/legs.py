@@ -13,8 +13,9 @@ All in tokens of prefill work. A worker of role both takes only whole requests: 
 could take half of one is not known.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -27,12 +28,15 @@ from extproc.config.sections import (
     SGLANG,
     Disaggregation,
 )
-from extproc.routing.decision import Decision, PullSource, Split, decide
-from extproc.routing.eligibility import Candidate, why_excluded
+from extproc.requests.request import RoutingRequest
+from extproc.routing.decide import decide
+from extproc.routing.decision import Decision, PullSource, Split
+from extproc.routing.eligibility import Candidate, Demand, why_excluded
 from extproc.routing.load import Load
 from extproc.routing.query import Query, Snapshot
 from extproc.routing.sampling import Chance
 from extproc.routing.spread import Rows
+from extproc.routing.term import Term
 from kvstate.overlap import Overlap
 
 Value = TypeVar("Value")
@@ -74,14 +78,20 @@ class _Plan(NamedTuple):
 
 
 def decide_legs(
-    query: Query, snapshot: Snapshot, rules: Disaggregation, now: float, rng: Chance
+    request: RoutingRequest,
+    query: Query,
+    snapshot: Snapshot,
+    rules: Disaggregation,
+    now: float,
+    rng: Chance,
+    terms: Sequence[Term] = (),
 ) -> Decision:
-    """Decides where a query goes if some workers take only a part of a request.
+    """Decides where a request goes if some workers take only a part of a request.
 
-    now: seconds of the loads' clock.
+    now: seconds of the loads' clock. terms: those of enabled features.
     """
-    plan = _plan(query, snapshot, rules)
-    answer = decide(query, plan.answering, now, rng)
+    plan = _plan(request, query, snapshot, rules)
+    answer = decide(request, query, plan.answering, now, rng, terms)
     if not answer.pick:
         return answer
     roles = {worker.endpoint: worker.role for worker in snapshot.workers}
@@ -90,7 +100,8 @@ def decide_legs(
         split = Split(None, WORDS[whole], outcome=whole)
     else:
         among = _snapshot_of_helpers(snapshot, plan.helpers)
-        split = _split(query, among, answer, rules, now, rng, must=plan.needs_helper)
+        decide_prefill = partial(decide, request, query, among, now, rng, terms)
+        split = _split(decide_prefill, among, answer, rules, must=plan.needs_helper)
     pick = answer.pick
     if split.prefill is not None or plan.needs_helper:  # a retry must fit the request as it is sent
         fitting = DECODE if split.prefill is not None else BOTH
@@ -98,10 +109,13 @@ def decide_legs(
     return msgspec.structs.replace(answer, pick=pick, split=split)
 
 
-def _plan(query: Query, snapshot: Snapshot, rules: Disaggregation) -> _Plan:
+def _plan(
+    request: RoutingRequest, query: Query, snapshot: Snapshot, rules: Disaggregation
+) -> _Plan:
     computes = bool(query.prompts or query.outline or query.unread_bytes)
-    helpers = _helpers(query, snapshot)
-    whole = _why_whole(query, rules, helpers) if computes else NO_PROMPT
+    helpers = _helpers(Demand(query.lora, request.head.subset), snapshot)
+    may_split = snapshot.may_split
+    whole = _why_whole(query, rules, helpers, may_split=may_split) if computes else NO_PROMPT
     # SGLang's decode workers compute no prompts
     needs_helper = computes and rules.connector == SGLANG
     closed = {PREFILL: COMPUTES_FOR_OTHERS}
@@ -112,14 +126,14 @@ def _plan(query: Query, snapshot: Snapshot, rules: Disaggregation) -> _Plan:
     return _Plan(helpers, whole, needs_helper, answering)
 
 
-def _helpers(query: Query, snapshot: Snapshot) -> list[Candidate]:
+def _helpers(demand: Demand, snapshot: Snapshot) -> list[Candidate]:
     """Returns the prefill workers that may be used; doubted ones only if all are."""
     helpers = [
         worker
         for worker in snapshot.workers
         if worker.role == PREFILL
         and worker.endpoint not in snapshot.ejected
-        and not why_excluded(worker, query.demand, snapshot.unfit)
+        and not why_excluded(worker, demand, snapshot.unfit)
     ]
     return [one for one in helpers if one.endpoint not in snapshot.doubted] or helpers
 
@@ -130,11 +144,13 @@ def _snapshot_of_helpers(snapshot: Snapshot, helpers: list[Candidate]) -> Snapsh
     return msgspec.structs.replace(snapshot, workers=helpers, roster=None, ranks=None, rules=rules)
 
 
-def _why_whole(query: Query, rules: Disaggregation, helpers: Sequence[Candidate]) -> str:
+def _why_whole(
+    query: Query, rules: Disaggregation, helpers: Sequence[Candidate], *, may_split: bool
+) -> str:
     """Returns why the request has one leg, whatever two would cost; "" if it may have two."""
     if rules.mode is None:
         return NOT_SET
-    if not query.may_split:
+    if not may_split:
         return BODY
     if query.answers > 1:
         return ANSWERS
@@ -151,21 +167,22 @@ def _closed(worker: Candidate, closed: dict[str, str]) -> Candidate:
 
 
 def _split(
-    query: Query,
+    decide_prefill: Callable[[], Decision],
     among: Snapshot,
     answer: Decision,
     rules: Disaggregation,
-    now: float,
-    rng: Chance,
     *,
     must: bool,
 ) -> Split:
-    """Compares the costs with and without a second leg; must: the first worker requires one."""
+    """Compares the costs with and without a second leg.
+
+    decide_prefill: decides among the helpers. must: the first worker requires one.
+    """
     uncached = answer.uncached_tokens
     if not must and uncached < rules.min_uncached_tokens:
         few = f"{uncached:.0f} uncached tokens are fewer than {rules.min_uncached_tokens}"
         return Split(None, few, outcome=FEW)
-    prefill = decide(query, among, now, rng)
+    prefill = decide_prefill()
     load = _of_pick(answer, answer.basis.loads) or Load()
     others = load.in_flight + load.others
     weight = answer.basis.affinity + rules.interference_percent / 100 * others
@@ -183,14 +200,14 @@ def _of_pick(decision: Decision, column: Rows[Value]) -> Value:
     return column[places.index(decision.worker)]
 
 
-def with_source(query: Query, decision: Decision, least: int, ejected: Collection[str]) -> Decision:
+def with_source(query: Query, decision: Decision, least: int, snapshot: Snapshot) -> Decision:
     """Adds the worker that holds most of the prompt as a source, if it holds enough more.
 
-    least: how many more tokens than the pick it must hold. ejected: failing endpoints. Both workers
+    least: how many more tokens than the pick it must hold. No failing worker is one. Both workers
     need a port for handing KV blocks over. A retry does not go to the source: no worker can pull
     from itself.
     """
-    is_whole = decision.prefill is None and query.may_split and query.reads_cache
+    is_whole = decision.prefill is None and snapshot.may_split and query.reads_cache
     if not (decision.pick and is_whole and query.sole is not None):
         return decision
     held = decision.basis.overlaps[0]
@@ -199,7 +216,7 @@ def with_source(query: Query, decision: Decision, least: int, ejected: Collectio
     able = [
         PullSource(worker.endpoint, worker.transfer_port, _certain(held, worker.name) - own)
         for worker, why in zip(decision.basis.workers, decision.basis.excluded, strict=True)
-        if worker.transfer_port is not None and not why and worker.endpoint not in ejected
+        if worker.transfer_port is not None and not why and worker.endpoint not in snapshot.ejected
     ]
     source = max(able, key=lambda one: one.tokens, default=None)
     if source is None or source.tokens < least or ports[decision.worker] is None:

@@ -44,7 +44,7 @@ from extproc.observing.buckets import Buckets, histogram_family
 from extproc.observing.deliveries import DELIVERED, ELSEWHERE, UNTOLD, Answers
 from extproc.observing.usage import UNKNOWN, Usage, UsageScanner
 from extproc.routing.decision import Decision
-from extproc.routing.fetching import Fetch
+from extproc.routing.fetch import Fetch
 from extproc.routing.query import Media
 from extproc.routing.statuses import FIRST_FAILURE
 from kvstate.overlap import Overlap, Prompt

@@ -218,6 +218,10 @@ class RoutingRequest(msgspec.Struct, frozen=True, gc=False):
     policy_headers: Mapping[str, bytes] = NO_HEADERS
 
 
+# A request that says nothing of which worker it wants.
+PLAIN_REQUEST = RoutingRequest(NO_HEAD, None)
+
+
 class _AnyBody(msgspec.Struct):
     model: str | None = None
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from extproc.requests.request import RoutingRequest
 from extproc.requests.tenant_salt import name_apart
 from extproc.routing.homes import HOME_TOKENS, end_of, ends_in
 from extproc.routing.marks import Marks
@@ -47,6 +48,7 @@ NOWHERE = Belonging()
 
 
 def belonging_of(
+    request: RoutingRequest,
     query: Query,
     marks: Sequence[Marks],
     places: Sequence[int],
@@ -55,7 +57,7 @@ def belonging_of(
     weighed: float,
     now: float,
 ) -> Belonging:
-    """Returns which workers a query prefers, of those at these places among the snapshot's.
+    """Returns which workers a request prefers, of those at these places among the snapshot's.
 
     Ejected workers are left out unless all are ejected. saved: the tokens that workers are expected
     to save, by name. weighed: those of the whole prompt.
@@ -68,12 +70,12 @@ def belonging_of(
     names = {one.endpoint: one.name for one in map(snapshot.workers.__getitem__, places)}
     sound = [endpoint for endpoint in names if endpoint not in snapshot.ejected] or list(names)
     able = frozenset([names[endpoint] for endpoint in sound])
-    session = _session_of(query)
+    session = _session_of(request, query)
     keys = end_of(marks[0]) if marks else ()
     follows = 0
     if homes is not None:
         if query.previous:
-            previous = name_apart(query.tenant, query.previous)
+            previous = name_apart(request.tenant, query.previous)
             home = homes.find_worker((homes.key(RESPONSE, None, None, previous),), now)
             if home in names.values():
                 return Belonging({home: saved.get(home, 0.0) + HOME_TOKENS}, RESPONSE, keys)
@@ -99,11 +101,12 @@ def belonging_of(
     return Belonging(found, by, keys, follows, is_new=is_new)
 
 
-def _session_of(query: Query) -> str:
-    """Returns the session of a query, of its own tenant; "" for none."""
-    if not 0 < len(query.session) <= MAX_SESSION_LETTERS:
+def _session_of(request: RoutingRequest, query: Query) -> str:
+    """Returns the session that a header or the body names, of its own tenant; "" for none."""
+    session = request.head.session or query.session
+    if not 0 < len(session) <= MAX_SESSION_LETTERS:
         return ""
-    return name_apart(query.tenant, query.session)
+    return name_apart(request.tenant, session)
 
 
 def _at_home(

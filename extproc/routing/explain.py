@@ -6,9 +6,13 @@ from typing import Any
 from extproc.config.policies import POLICIES
 from extproc.requests.compression import COMPRESSED
 from extproc.routing.belonging import CONVERSATION, RESPONSE, SESSION
+from extproc.routing.crowding import CONVERSATIONS
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, Basis, Decision, Split, Verdict
+from extproc.routing.fetch import FETCHED
 from extproc.routing.load import Load
+from extproc.routing.patience import PATIENCE
 from extproc.routing.query import Media
+from extproc.routing.siblings import SIBLINGS
 from kvstate.overlap import Tier
 
 
@@ -141,19 +145,14 @@ def decided_by(decision: Decision) -> str:
 def _is_spread(decision: Decision) -> bool:
     """Returns whether another worker would have cost less without the conversations."""
     basis = decision.basis
-    if basis.policy != "cost" or not any(basis.crowding):
+    if basis.policy != "cost" or CONVERSATIONS not in basis.charges:
         return False
     without = {
-        worker.endpoint: cost - _weight(basis, at) * (basis.crowding[at] or 0.0)
+        worker.endpoint: cost - basis.charged(CONVERSATIONS, at)
         for at, (worker, cost) in enumerate(zip(basis.workers, basis.costs, strict=True))
         if cost is not None and not basis.excluded[at]
     }
     return min(without.values()) < without[decision.pick[0]] - 1
-
-
-def _weight(basis: Basis, at: int) -> float:
-    load = basis.loads[at]
-    return basis.affinity * (1.0 if load is None else load.slowness)
 
 
 def _session_worker(decision: Decision) -> str | None:
@@ -291,11 +290,9 @@ def _candidate(basis: Basis, at: int, state: str, load: Load) -> dict[str, Any]:
     overlaps = [each[worker.name] for each in basis.overlaps if worker.name in each]
     claimed = basis.claims_on(worker.name)
     beyond = max(0.0, basis.belonging.credit.get(worker.name, 0.0) - claimed.saved)
-    crowding = basis.crowding[at] if basis.crowding else None
-    terms = _terms(basis, basis.weighed_tokens - claimed.saved, load, beyond, crowding or 0.0)
-    terms["patience"] = round(basis.patience if worker.name == basis.belonging.home else 0.0, 3)
+    terms = _terms(basis, basis.weighed_tokens - claimed.saved, load, beyond)
+    terms |= {name: round(sign * basis.charged(name, at), 3) for name, sign in _CHARGED.items()}
     fetch = basis.fetches.get(worker.name)
-    terms["fetched"] = 0.0 if fetch is None else round(fetch.credit, 3)
     cost = sum([terms[name] for name in _ADDED]) - sum([terms[name] for name in _TAKEN])
     return {
         "endpoint": worker.endpoint,
@@ -318,18 +315,22 @@ def _candidate(basis: Basis, at: int, state: str, load: Load) -> dict[str, Any]:
     }
 
 
+# The terms beyond the work that every worker has, and the sign with which each is shown: those
+# that lower a cost are shown as what they lower it by.
+_CHARGED = {CONVERSATIONS: 1, SIBLINGS: -1, PATIENCE: -1, FETCHED: -1}
+
 # The terms that make up a cost, and those by which it is lower.
-_ADDED = ("uncached", "queued", "running", "conversations")
-_TAKEN = ("session", "patience", "fetched")
+_ADDED = ("uncached", "queued", "running", CONVERSATIONS)
+_TAKEN = ("session", SIBLINGS, PATIENCE, FETCHED)
 
 
 def _terms(
-    basis: Basis, uncached_tokens: float, load: Load, session_tokens: float, crowding: float
+    basis: Basis, uncached_tokens: float, load: Load, session_tokens: float
 ) -> dict[str, float]:
-    """Returns the terms that add up to the cost, and the parts of the first one.
+    """Returns the terms of the work that every worker has, and the parts of the first one.
 
     slowness: the worker's time relative to the configured one, a factor of all terms. session: the
-    discount for the request's session. conversations: for those that live there.
+    discount for the request's session.
     """
     slowness = load.slowness
     return {
@@ -339,7 +340,6 @@ def _terms(
         "session": round(slowness * basis.affinity * session_tokens, 3),
         "queued": round(slowness * load.backlog_tokens, 3),
         "running": round(slowness * basis.running * (load.in_flight + load.others), 3),
-        "conversations": round(slowness * basis.affinity * crowding, 3),
     }
 
 

@@ -8,11 +8,15 @@ does not mind the queue there up to a limit: what exceeds that, and requests in 
 
 from extproc.config.schema import Cost
 from extproc.routing.load import Load
+from extproc.routing.savings import Savings
 from extproc.routing.survey import Survey
+from extproc.routing.term import Charge
 
 # Eight conversations of each of four agents, all begun at once, make queues of seven seconds on
 # three workers (tests/extproc/routing/test_many_agents.py).
 PATIENCE_SECONDS = 6.0
+
+PATIENCE = "patience"
 
 
 def unminded(load: Load, cost: Cost) -> float:
@@ -24,14 +28,21 @@ def unminded(load: Load, cost: Cost) -> float:
     return min(load.backlog_tokens * load.slowness, most)
 
 
-def wait_at_home(survey: Survey, home: str, cost: Cost) -> float:
-    """Lowers the cost of a conversation's worker by the queue that it does not mind.
+class Patience:
+    """The term of a request whose conversation has a worker.
 
-    Returns by how many tokens; 0 if that worker is not compared.
+    home: that worker's name. cost: the weights.
     """
-    for at, worker in enumerate(survey.workers):
-        if worker.name == home:
-            tokens = unminded(survey.loads[at], cost)
-            survey.costs[at] -= tokens
-            return tokens
-    return 0.0
+
+    def __init__(self, home: str, cost: Cost) -> None:
+        self._home = home
+        self._cost = cost
+
+    def charge(self, survey: Survey, _: Savings) -> Charge | None:
+        """Returns the queue that the conversation does not mind, negative, for its worker."""
+        for at, worker in enumerate(survey.workers):
+            if worker.name == self._home:
+                charged = [0.0] * len(survey.workers)
+                charged[at] = -unminded(survey.loads[at], self._cost)
+                return Charge(PATIENCE, charged)
+        return None

@@ -12,6 +12,8 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from extproc.config.schema import Config
+from extproc.requests.request import RoutingRequest
+from extproc.requests.request_class import RequestClass
 from extproc.routing.belonging import RESPONSE
 from extproc.routing.claim_table import Claim, ClaimTable, Holdings, Lifetimes
 from extproc.routing.decision import Decision
@@ -146,33 +148,40 @@ class Placing:
 
     def snapshot(
         self,
+        request: RoutingRequest,
         query: Query,
         workers: Sequence[Candidate],
         held: Sequence[Mapping[str, Overlap]],
         state: Callable[[str], str],
         now: float,
         ranks: Ranks | None = None,
+        *,
+        may_split: bool = True,
     ) -> Snapshot:
         """Returns what a decision depends on, as it is now.
 
         held: for each prompt, the overlaps of the workers that hold a part of it. state: returns
         the state of a worker's feeds, by its name. ranks: the workers', as `ranks` returns them.
+        may_split: whether two workers may share the request.
         """
         model, sample = query.model, self._samples[not self.loads.routers]
         usual = self._usual.get(model)
         if usual is None or usual.workers is not workers:
             usual = self._usual[model] = self._usual_snapshot(model, workers)
         draining, turn = self.fleet.draining(), self.steered[model]
-        is_plain = query.policy is None and query.of_class is None and ranks is None
+        named, of_class = request.head.policy, request.of_class
+        is_plain = named is None and of_class is None and ranks is None
         if is_plain and not (draining or self._upstreams.has_bad):  # most requests end here
-            return replace(usual, overlaps=held, turn=turn, state=state, sample=sample)
+            return replace(
+                usual, overlaps=held, turn=turn, state=state, sample=sample, may_split=may_split
+            )
         policy = usual.policy
-        if query.policy is not None:
-            policy = policy_of(self._config, model, query.policy)
+        if named is not None:
+            policy = policy_of(self._config, model, named)
         return replace(
             usual,
             overlaps=held if ranks is None else [ranks.held(one) for one in held],
-            load=self._load_for(query),
+            load=self._load_for(of_class),
             policy=policy,
             turn=turn,
             state=state,
@@ -181,7 +190,8 @@ class Placing:
             doubted=self._upstreams.doubts() if self.fleet.has_roles else (),
             ranks=ranks,
             sample=sample,
-            columns=self.loads.columns if query.of_class is None else None,
+            may_split=may_split,
+            columns=self.loads.columns if of_class is None else None,
         )
 
     def _usual_snapshot(self, model: str | None, workers: Sequence[Candidate]) -> Snapshot:
@@ -201,11 +211,11 @@ class Placing:
             columns=self.loads.columns,
         )
 
-    def _load_for(self, query: Query) -> Callable[[str, float], Load]:
-        """Returns what tells the load of an endpoint to a request, by its class if it has one."""
-        if query.of_class is None:
+    def _load_for(self, of_class: RequestClass | None) -> Callable[[str, float], Load]:
+        """Returns the function that reads an endpoint's load for requests of a class."""
+        if of_class is None:
             return self.loads.load
-        return partial(self.loads.load_of_level, query.of_class.level)
+        return partial(self.loads.load_of_level, of_class.level)
 
     def ranks(self, path: str, *, writes_body: bool) -> Ranks:
         """Returns the workers' ranks for a request on a path.

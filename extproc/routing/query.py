@@ -1,4 +1,4 @@
-"""The two inputs of a decision: the query to place, and a snapshot of what it depends on."""
+"""Two inputs of a decision: the query for a request's prompts, and the snapshot of the fleet."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -9,12 +9,8 @@ from extproc._core import LoadColumns
 from extproc.config.schema import Policy
 from extproc.media.prompts import MediaPrompt
 from extproc.requests.outline import Outline
-from extproc.requests.request import NO_HEADERS
-from extproc.requests.request_class import RequestClass
-from extproc.requests.tenant_salt import Tenant
 from extproc.routing.claim_table import ClaimTable
-from extproc.routing.eligibility import ANY, Candidate, Demand, Roster
-from extproc.routing.fetching import Offers
+from extproc.routing.eligibility import Candidate, Roster
 from extproc.routing.homes import Homes
 from extproc.routing.load import Load
 from extproc.routing.ranks import Ranks
@@ -67,46 +63,40 @@ class Media(msgspec.Struct, frozen=True):
 
 
 class Query(msgspec.Struct, frozen=True):
-    """A request to place.
+    """What is asked of the workers for a request: its prompts, or what is known without them."""
 
-    model: the configured model; None if the request names no known one. prompts: the keyed prompts.
-    reason: why there are no prompts, "" if there are. outline: of a prompt without tokens, or with
-    media; it is compared with earlier ones of the same adapter and salt (lora, salt; a salt of ""
-    is unknown and matches none). media: that of the only prompt, None without any. unread_bytes:
-    size of a body that was not read. reads_cache: False if the
-    worker will compute the whole prompt, whatever it holds. proxy_reason: why the proxy chooses,
-    "" if it does not. demand: which workers are allowed. policy: the policy named in its header, if
-    that is configured. answers: how many answers it wants for each prompt. forms: the forms of the
-    prompts that were tokenized here (`extproc.requests.prompt`), 0 if the client sent token ids.
-    may_split: whether one worker can compute the prompt and another one answer. session: the
-    client's session, "" for none; it counts only if the prompt's tokens are not known. previous:
-    the id of the response that it continues, "" for none. variants: what it is to workers whose
-    engines read it differently. of_class: its class, None without classes. tenant: whose it is,
-    None if nobody asks. policy_headers: the values of the headers that policies read, by the keys
-    that name them.
-    """
-
+    # The configured model; None if the request names no known one.
     model: str | None
+    # The keyed prompts.
     prompts: Sequence[Prompt] = ()
+    # Why there are no prompts, "" if there are.
     reason: str = ""
+    # Of a prompt without tokens, or with media: compared with earlier ones of the same adapter and
+    # salt.
     outline: Outline | None = None
+    # That of the only prompt, None without any.
     media: Media | None = None
+    # The adapter that the request names.
     lora: str | None = None
+    # The salt of its cache, for comparing outlines; "" is unknown and matches none.
     salt: str | None = None
+    # Size of a body that was not read.
     unread_bytes: int = 0
+    # False if the worker will compute the whole prompt, whatever it holds.
     reads_cache: bool = True
+    # Why the proxy chooses, "" if it does not.
     proxy_reason: str = ""
-    demand: Demand = ANY
-    policy: str | None = None
+    # How many answers it wants for each prompt.
     answers: int = 1
+    # The forms of the prompts that were tokenized here (`extproc.requests.prompt`), 0 if the client
+    # sent token ids.
     forms: int = 0
-    may_split: bool = True
+    # The client's session that its body names, "" for none.
     session: str = ""
+    # The id of the response that it continues, "" for none.
     previous: str = ""
+    # What it is to workers whose engines read it differently.
     variants: Sequence[Variant] = ()
-    of_class: RequestClass | None = None
-    tenant: Tenant | None = None
-    policy_headers: Mapping[str, bytes] = NO_HEADERS
 
     def query_for(self, worker: str) -> "Query":
         """Returns the query as a worker's engine reads it."""
@@ -114,6 +104,14 @@ class Query(msgspec.Struct, frozen=True):
             if worker in one.workers:
                 return structs.replace(self, prompts=one.prompts, forms=one.forms, variants=())
         return self
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The tokens of all prompts."""
+        prompts = self.prompts
+        return (
+            len(prompts[0].tokens) if len(prompts) == 1 else sum([len(p.tokens) for p in prompts])
+        )
 
     @property
     def sole(self) -> Prompt | None:
@@ -140,38 +138,45 @@ def no_conversations(_: str, __: float) -> int:
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """Everything that a decision depends on besides the query and the time.
+    """The fleet as it is for one request: all that a decision depends on besides these two."""
 
-    overlaps: for each prompt, the overlaps of the workers that hold a part of it. load: returns the
-    load of an endpoint at a time. turn: decisions so far for this model. claims: the record of
-    earlier requests. state: returns the state of a worker's feeds, by name. unfit: endpoints that
-    get no requests, and why. ejected: failing endpoints, and why; picked only if no other is left.
-    doubted: endpoints whose last answer failed or came from elsewhere; they compute prompts for
-    others only if all are doubted. ranks: the workers' ranks, if requests may name one. block_size:
-    returns the block size of a worker's cache in tokens, by name. sample: how many random workers
-    are compared, besides those that hold a part of the prompt; 0 compares all. roster: the workers'
-    roster, None if not made yet. homes: the workers of conversations. conversations: returns how
-    many of them live on a worker at a time, by its name. columns: returns the loads of several
-    workers at a time; None to ask `load` for each. offers: what workers could fetch of the prompt
-    from each other or from stores; None for nothing.
-    """
-
+    # All workers of the model.
     workers: Sequence[Candidate]
+    # For each prompt, the overlaps of the workers that hold a part of it, by name.
     overlaps: Sequence[Mapping[str, Overlap]]
+    # Returns the load of an endpoint at a time.
     load: Callable[[str, float], Load]
+    # The name of the policy.
     policy: str
+    # Decisions so far for this model.
     turn: int
+    # The configured rules of picking.
     rules: Policy = Policy()
+    # The record of earlier requests.
     claims: ClaimTable | None = None
+    # Returns the state of a worker's feeds, by name.
     state: Callable[[str], str] = _always_live
+    # Endpoints that get no requests, and why.
     unfit: Mapping[str, str] = {}
+    # Failing endpoints, and why; picked only if no other is left.
     ejected: Mapping[str, str] = {}
+    # Endpoints whose last answer failed or came from elsewhere; they compute prompts for others
+    # only if all are doubted.
     doubted: Collection[str] = ()
+    # The workers' ranks, if requests may name one.
     ranks: Ranks | None = None
+    # Returns the block size of a worker's cache in tokens, by name.
     block_size: Callable[[str], int] = one_token
+    # How many random workers are compared, besides those that hold a part of the prompt; 0 compares
+    # all.
     sample: int = 0
+    # The workers' roster, None if not made yet.
     roster: Roster | None = None
+    # The workers of conversations.
     homes: Homes | None = None
+    # Returns how many conversations live on a worker at a time, by its name.
     conversations: Callable[[str, float], int] = no_conversations
+    # Returns the loads of several workers at a time; None to ask `load` for each.
     columns: Callable[[Sequence[Candidate], float], LoadColumns] | None = None
-    offers: Offers | None = None
+    # Whether two workers may share the request: it is steered, and its body can say so.
+    may_split: bool = True

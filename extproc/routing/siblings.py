@@ -9,15 +9,18 @@ the queue and claimed at once, are credited once more, by a part: the wait may b
 from collections.abc import Mapping
 from math import inf
 
-from extproc.config.schema import Cost
 from extproc.routing.claims import Claims
+from extproc.routing.savings import Savings
 from extproc.routing.survey import Survey
+from extproc.routing.term import Charge
 
 # How many more requests may come is not known, and a large herd is served sooner if every worker
 # has the prefix. What comes later than this is no sibling, so that the others of a herd are delayed
 # by no more. Shorter prefixes do not take long enough to be worth the delay.
 WITHIN_SECONDS = 0.06
 LEAST_TOKENS = 12_000
+
+SIBLINGS = "siblings"
 
 
 def siblings_of(
@@ -37,11 +40,23 @@ def siblings_of(
     return found if now - first <= WITHIN_SECONDS else {}
 
 
-def prefer_siblings(survey: Survey, siblings: Mapping[str, int], cost: Cost) -> None:
-    """Lowers the costs of workers in whose queue the tokens of a request's siblings are."""
-    part = cost.siblings_percent / 100
-    for at, worker in enumerate(survey.workers):
-        tokens = siblings.get(worker.name, 0)
-        if tokens:
-            load = survey.loads[at]
-            survey.costs[at] -= part * min(float(tokens), load.backlog_tokens) * load.slowness
+class Siblings:
+    """The term of a request with siblings: a credit for their tokens in a worker's queue.
+
+    tokens: the siblings', by the worker's name. percent: the part of them that is credited.
+    """
+
+    def __init__(self, tokens: Mapping[str, int], percent: int) -> None:
+        self._tokens = tokens
+        self._part = percent / 100
+
+    def charge(self, survey: Survey, _: Savings) -> Charge | None:
+        """Returns the credit of each worker, negative."""
+        charged = [0.0] * len(survey.workers)
+        for at, worker in enumerate(survey.workers):
+            tokens = self._tokens.get(worker.name, 0)
+            if tokens:
+                load = survey.loads[at]
+                credit = self._part * min(float(tokens), load.backlog_tokens) * load.slowness
+                charged[at] = -credit
+        return Charge(SIBLINGS, charged)

@@ -6,23 +6,20 @@ from itertools import compress
 import msgspec
 
 from extproc._core import LoadColumns
-from extproc.config.schema import Cost
+from extproc.config.schema import Cost, Policy
 from extproc.requests.request_class import RequestClass
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Load
 from extproc.routing.query import Snapshot
+from extproc.routing.savings import Savings
 from extproc.routing.spread import Rows, Spread
-
-# A conversation of its own that lives on a worker is as much work to be expected as so many tokens.
-CONVERSATION_TOKENS = 1_024.0
 
 
 class Survey(msgspec.Struct, frozen=True, gc=False):
     """What is known of the workers that are compared, in columns.
 
-    places: their indices among all workers. affinity: the weight of an uncached token. crowding:
-    the tokens by which a new conversation avoids each for those that live there, empty if the
-    request begins none.
+    places: their indices among all workers. affinity: the weight of an uncached token. sampled: the
+    same as places if only some of the eligible workers are compared, else None.
     """
 
     places: Sequence[int]
@@ -30,37 +27,35 @@ class Survey(msgspec.Struct, frozen=True, gc=False):
     loads: LoadColumns
     costs: list[float]
     affinity: float
-    crowding: Sequence[float] = ()
+    sampled: Sequence[int] | None = None
 
-    def columns(
-        self, count: int
-    ) -> tuple[Rows[Load | None], Rows[float | None], Rows[float | None]]:
-        """Returns loads, costs and crowding of all workers, None for those that were not compared.
+    def add(self, tokens: Sequence[float]) -> None:
+        """Adds tokens to the costs, one for each worker."""
+        for at, more in enumerate(tokens):
+            self.costs[at] += more
+
+    def columns(self, count: int) -> tuple[Rows[Load | None], Rows[float | None]]:
+        """Returns loads and costs of all workers, None for those that were not compared.
 
         count: of all workers.
         """
-        places, crowding = self.places, self.crowding
-        if isinstance(places, range):  # all of them
-            return self.loads, self.costs, crowding
-        loads, costs = Spread(places, self.loads, count), Spread(places, self.costs, count)
-        return loads, costs, Spread(places, crowding, count) if crowding else ()
+        if isinstance(self.places, range):  # all of them
+            return self.loads, self.costs
+        return Spread(self.places, self.loads, count), Spread(self.places, self.costs, count)
+
+    def column(self, tokens: Sequence[float], count: int) -> Rows[float | None]:
+        """Returns figures of all workers, None for those that were not compared."""
+        return tokens if isinstance(self.places, range) else Spread(self.places, tokens, count)
 
 
 def survey_of(
     eligible: Sequence[int],
     sampled: Sequence[int] | None,
     snapshot: Snapshot,
-    saved: Mapping[str, float],
-    weighed: float,
+    savings: Savings,
     now: float,
-    *,
-    is_new: bool = False,
 ) -> Survey:
-    """Returns the survey of the eligible workers, or of the sampled ones of them.
-
-    saved: the tokens by which workers are preferred, by name. weighed: those of the whole prompt.
-    is_new: whether the request may begin a conversation.
-    """
+    """Returns the survey of the eligible workers, or of the sampled ones of them."""
     load, workers = snapshot.load, snapshot.workers
     places = eligible if sampled is None else sampled
     if not isinstance(places, range):
@@ -77,30 +72,9 @@ def survey_of(
         affinity = _affinity_of_sound(cost, loads, workers, snapshot.ejected)
     else:
         affinity = loads.affinity(len(loads), cost)
-    costs = loads.costs(workers, saved, weighed, affinity, cost.running_tokens)
-    crowding = _crowding(workers, saved, snapshot, now) if is_new else ()
-    for at, tokens in enumerate(crowding):
-        costs[at] += affinity * tokens * loads[at].slowness
-    return Survey(places, workers, loads, costs, affinity, crowding)
-
-
-def _crowding(
-    workers: Sequence[Candidate], saved: Mapping[str, float], snapshot: Snapshot, now: float
-) -> Sequence[float]:
-    """Returns by how many tokens a new conversation avoids each worker.
-
-    Each conversation that a worker has beyond the sound one with the fewest counts half of what
-    the request could save anywhere, and a little more. So a shared prefix is worth one of them
-    and never two, however long it is.
-    """
-    if not workers:
-        return ()
-    live = [snapshot.conversations(one.name, now) for one in workers]
-    sound = [one.endpoint not in snapshot.ejected for one in workers]
-    least = min(compress(live, sound), default=min(live))
-    most_saved = max([saved.get(one.name, 0.0) for one in workers])
-    each = CONVERSATION_TOKENS + most_saved / 2
-    return [each * max(0, count - least) for count in live]
+    weighed = savings.weighed_tokens
+    costs = loads.costs(workers, savings.saved, weighed, affinity, cost.running_tokens)
+    return Survey(places, workers, loads, costs, affinity, sampled)
 
 
 def _affinity_of_sound(
@@ -115,8 +89,9 @@ def _affinity_of_sound(
     return columns.affinity(len(columns), cost)
 
 
-def is_full(survey: Survey, limit: int | None, of_class: RequestClass | None) -> bool:
+def is_full(survey: Survey, rules: Policy, of_class: RequestClass | None) -> bool:
     """Returns whether all compared workers are at their limit of requests, or of its class."""
+    limit = rules.max_in_flight
     if limit is not None and all(one.counted >= limit for one in survey.loads):
         return True
     own = None if of_class is None else of_class.max_in_flight

@@ -40,6 +40,7 @@ from extproc.config.rules import unseen_causes
 from extproc.config.schema import Config
 from extproc.config.schema import RemoteTokenizerSettings as RemoteTokenizerOptions
 from extproc.config.sections import session_headers
+from extproc.features.fetching.stores import store_rules
 from extproc.fleet.discovery.discovery import Discovery, DiscoveryCollector
 from extproc.fleet.discovery.sources import sources_of
 from extproc.fleet.discovery.view import listed
@@ -58,7 +59,6 @@ from extproc.observing.recorder import Recorder, RecorderCollector, drawn_secret
 from extproc.observing.telemetry import telemetry
 from extproc.observing.unasked import Unasked
 from extproc.routing.steering import Steering
-from extproc.routing.store_offers import store_rules
 from extproc.running.common_secret import common_secret
 from extproc.running.failure_mode_watch import FailureModeWatch, is_promised
 from extproc.running.handover import Handover, Predecessor, place_of

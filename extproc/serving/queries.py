@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -37,9 +37,9 @@ from extproc.requests.request import (
     parse,
 )
 from extproc.requests.tenant_salt import written_salt
-from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, MAX_UNREAD_BYTES
-from extproc.routing.eligibility import ANY, Demand
+from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL
 from extproc.routing.query import Media, MediaItem, Query, Variant
+from extproc.routing.savings import MAX_UNREAD_BYTES
 from extproc.tokenizing.prompt_tokens import Keyed, PromptTokens, ThreadUse
 from kvstate.overlap import Prompt, Tokens
 
@@ -52,8 +52,19 @@ log = logging.getLogger("kvsteer.decision")
 _SALT = b'"cache_salt"'
 _PIECE_BYTES = 1024 * 1024  # searched within two milliseconds
 
-# A plain conversation: the model it is for, its cache's salt, the model's turns, and its own.
-Plain: TypeAlias = "tuple[Served, str | None, PlainTurns, TurnParts]"
+
+class PlainChat(NamedTuple):
+    """A conversation that all engines pass on as it is.
+
+    served: the model it is for. salt: of its cache. turns: of the model's conversations. parts: its
+    own turns.
+    """
+
+    served: Served
+    salt: str | None
+    turns: "PlainTurns"
+    parts: "TurnParts"
+
 
 # A request, and the model it is for.
 Read = tuple[InferenceRequest, Served]
@@ -66,22 +77,22 @@ def _newest(_: str) -> ModelDialects:
 class Queries:
     """Turns any request into a query: parses its body and tokenizes its prompt.
 
-    spoken: returns the dialects that the workers of a model speak. media: what is known of media
-    items. names_sessions: whether a field of a body may name the client's session.
+    dialects_of: returns the dialects that the workers of a model speak. media: what is known of
+    media items. names_sessions: whether a field of a body may name the client's session.
     """
 
     def __init__(
         self,
         models: Models,
         tokens: PromptTokens,
-        spoken: Callable[[str], ModelDialects] = _newest,
+        dialects_of: Callable[[str], ModelDialects] = _newest,
         media: MediaKnowledge | None = None,
         *,
         names_sessions: bool = True,
     ) -> None:
         self._models = models
         self._tokens = tokens
-        self._dialects_of = spoken
+        self._dialects_of = dialects_of
         self._names_sessions = names_sessions
         self._media = media or MediaKnowledge(b"")
 
@@ -113,12 +124,12 @@ class Queries:
             query, body = await self._read_again(query, head, body, timeline)
         if query.model is None or not query.forms & ~TEXT:
             return query
-        spoken = self._dialects_of(query.model)
-        if not query.forms & BY_RELEASE and not spoken.has_engines:
+        dialects = self._dialects_of(query.model)
+        if not query.forms & BY_RELEASE and not dialects.has_engines:
             return query
-        if not spoken.rest:
+        if not dialects.rest:
             return query
-        return await self._with_variants(query, spoken.rest, head.path, body, timeline)
+        return await self._with_variants(query, dialects.rest, head.path, body, timeline)
 
     async def _read_again(
         self, query: Query, head: Head, body: bytes, timeline: Timeline
@@ -150,10 +161,10 @@ class Queries:
         """Returns whether a worker of a model may read a body that a strict decoder refuses."""
         if model is None:
             return True
-        spoken = self._dialects_of(model)
-        return any(one.reads_odd_json for one in (spoken.first, *[it for it, _ in spoken.rest]))
+        dialects = self._dialects_of(model)
+        return any(one.reads_odd_json for one in (dialects.first, *[it for it, _ in dialects.rest]))
 
-    def _find_plain(self, body: bytes) -> "Plain | None":
+    def _find_plain(self, body: bytes) -> PlainChat | None:
         """Returns what is known of a plain conversation, if all engines pass it on as it is."""
         chat = read_plain(body)
         served = None if chat is None else self._models.find(chat[0])
@@ -163,19 +174,19 @@ class Queries:
         if turns is None:
             return None
         parts = turns.find(body, chat)
-        return None if parts is None else (served, chat[1], turns, parts)
+        return None if parts is None else PlainChat(served, chat[1], turns, parts)
 
     def _plain_turns(self, model: str) -> "PlainTurns | None":
         """Returns the turns of plain conversations, None if engines may read these differently."""
         turns = self._tokens.plain_turns(model)
         if turns is None:
             return None
-        spoken = self._dialects_of(model)
-        if spoken.has_engines or not spoken.first.is_vllms:
+        dialects = self._dialects_of(model)
+        if dialects.has_engines or not dialects.first.is_vllms:
             return None
-        return None if spoken.rest and turns.forms & BY_RELEASE else turns
+        return None if dialects.rest and turns.forms & BY_RELEASE else turns
 
-    def _of_plain(self, plain: Plain, timeline: Timeline) -> Query | None:
+    def _of_plain(self, plain: PlainChat, timeline: Timeline) -> Query | None:
         """Returns the query for a plain conversation of which most is known; None for any other."""
         served, salt, turns, parts = plain
         timeline.parsed_at = timeline.clock()
@@ -189,7 +200,7 @@ class Queries:
         return _of_turns(served, salt, tokens, turns.forms)
 
     async def _of_new_turns(
-        self, plain: Plain, path: str, body: bytes, timeline: Timeline
+        self, plain: PlainChat, path: str, body: bytes, timeline: Timeline
     ) -> Query:
         """Returns the query for a plain conversation with long new turns."""
         served, salt, turns, parts = plain
@@ -290,23 +301,34 @@ class Queries:
         return self._by_text(served, reason, outline, salt)
 
     def _by_text(
-        self, served: Served | None, reason: str, outline: Outline | None, salt: str | None
+        self,
+        served: Served | None,
+        reason: str,
+        outline: Outline | None,
+        salt: str | None,
+        *,
+        reads_cache: bool = True,
     ) -> Query:
         """Returns the query for a prompt that is compared by its text. salt: "" if unknown."""
-        query = Query(None, reason=reason, outline=outline)
-        if served is not None:
-            model, lora = served
-            demand = ANY if lora is None else Demand(lora)
-            query = msgspec.structs.replace(query, model=model, lora=lora, salt=salt, demand=demand)
-        return query if outline is None else self._with_outline(query, outline)
-
-    def _with_outline(self, query: Query, outline: Outline) -> Query:
-        """Returns a query with an outline, in which media has its average tokens."""
-        session = outline.session if self._names_sessions else ""
-        measured = outline.measured(partial(self._media.averages.tokens_of, query.model))
-        return msgspec.structs.replace(
-            query, outline=measured, session=session, previous=outline.previous
+        model, lora = served or (None, None)
+        salt = None if served is None else salt
+        if outline is None:
+            return Query(model, (), reason, lora=lora, salt=salt, reads_cache=reads_cache)
+        return Query(
+            model,
+            (),
+            reason,
+            outline.measured(partial(self._media.averages.tokens_of, model)),
+            lora=lora,
+            salt=salt,
+            reads_cache=reads_cache,
+            session=self._session_of(outline),
+            previous=outline.previous,
         )
+
+    def _session_of(self, outline: Outline) -> str:
+        """Returns the session that a body names, "" if it names none or that is not looked at."""
+        return outline.session if self._names_sessions else ""
 
     async def _large(self, path: str, body: bytes, timeline: Timeline) -> Query:
         """Parses and tokenizes a large body in a thread, so that no other request waits for it."""
@@ -385,18 +407,18 @@ class Queries:
 
         body: as it was read, maybe elided.
         """
-        query = _keyed(request, served, keyed)
         chat = request.prompts[0]
         if not isinstance(chat, Chat) or not chat.has_media or keyed.drops_media:
-            return query
-        return self._with_media(query, request, chat, keyed, body)
+            return _keyed(request, served, keyed)
+        return self._with_media(request, served, chat, keyed, body)
 
     def _with_media(
-        self, query: Query, request: InferenceRequest, chat: Chat, keyed: Keyed, body: bytes
+        self, request: InferenceRequest, served: Served, chat: Chat, keyed: Keyed, body: bytes
     ) -> Query:
-        """Returns a query whose prompt has its media, as far as they are known."""
-        (prompt,) = query.prompts
-        namespace = model, lora, salt = prompt.model, query.demand.lora, request.cache_salt
+        """Returns the query for a prompt with media, as far as they are known."""
+        (tokens,), salt = keyed.tokens, request.cache_salt
+        model, lora = served
+        prompt, namespace = Prompt(model, tokens, lora, salt), (model, lora, salt)
         tokens_of = partial(self._media.averages.tokens_of, model)
         outline = self._outline_of(body)
         text_tokens = len(prompt.tokens)
@@ -417,8 +439,17 @@ class Queries:
             full = self._media.filled(whole)
             prompt = Prompt(model, full.tokens, lora, salt, full.sure_tokens)
             media = _media_of(whole, full, outline, tokens_of)
-        query = msgspec.structs.replace(query, prompts=[prompt], media=media, lora=lora, salt=salt)
-        return self._with_outline(query, outline)
+        return _of_prompts(
+            request,
+            served,
+            [prompt],
+            keyed.forms,
+            media=media,
+            salt=salt,
+            outline=outline.measured(tokens_of),
+            session=self._session_of(outline),
+            previous=outline.previous,
+        )
 
     def _untokenized(
         self,
@@ -430,10 +461,9 @@ class Queries:
         """Returns the query by text for a prompt whose tokens are uncertain or late."""
         reason = error.reason if isinstance(error, RequestError) else "deadline"
         outline = None if reason in ENGINES_REFUSE else outlined()
-        query = self._by_text(served, reason, outline, request.cache_salt)
-        if request.reads_cache:
-            return query
-        return msgspec.structs.replace(query, reads_cache=False)
+        return self._by_text(
+            served, reason, outline, request.cache_salt, reads_cache=request.reads_cache
+        )
 
     def broken(self, error: Exception) -> Query:
         """Logs an error in KVSteer itself, and returns the query for the request that hit it."""
@@ -489,15 +519,25 @@ def _unread(request: RoutingRequest) -> Query:
 
 def _of_turns(served: Served, salt: str | None, tokens: Tokens, forms: int) -> Query:
     model, lora = served
-    demand = ANY if lora is None else Demand(lora)
-    return Query(model, [Prompt(model, tokens, lora, salt)], demand=demand, forms=forms)
+    return Query(model, [Prompt(model, tokens, lora, salt)], lora=lora, forms=forms)
 
 
 def _keyed(request: InferenceRequest, served: Served, keyed: Keyed) -> Query:
     model, lora = served
     prompts = [Prompt(model, one, lora, request.cache_salt) for one in keyed.tokens]
-    demand = ANY if lora is None else Demand(lora)
+    return _of_prompts(request, served, prompts, keyed.forms)
+
+
+def _of_prompts(
+    request: InferenceRequest,
+    served: Served,
+    prompts: Sequence[Prompt],
+    forms: int,
+    **more: Any,
+) -> Query:
+    """Returns the query for keyed prompts. more: what else it has."""
+    model, lora = served
     if not request.reads_cache:
         # the prompt is known and weighed, but the worker will not use its cache for it
-        return Query(model, prompts, "reads_no_cache", demand=demand, reads_cache=False)
-    return Query(model, prompts, demand=demand, answers=request.answers, forms=keyed.forms)
+        return Query(model, prompts, "reads_no_cache", lora=lora, reads_cache=False, **more)
+    return Query(model, prompts, lora=lora, answers=request.answers, forms=forms, **more)

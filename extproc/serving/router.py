@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
@@ -16,7 +16,6 @@ from extproc.base.logs import tell_fault
 from extproc.config.schema import Config
 from extproc.config.sections import KNOWN
 from extproc.disaggregation.disaggregator import Disaggregator
-from extproc.disaggregation.handover import may_split
 from extproc.fleet.workers import Workers
 from extproc.media.knowledge import MediaKnowledge
 from extproc.media.prompts import MediaPrompt
@@ -25,7 +24,6 @@ from extproc.observing.deliveries import Deliveries, SteeringCollector
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Outcome
 from extproc.observing.reason_faults import ReasonFaults
-from extproc.observing.store_figures import StoreCollector
 from extproc.observing.unrecognized import Unrecognized, UnrecognizedCollector
 from extproc.requests.costly_json import is_light
 from extproc.requests.engine_paths import EnginePaths
@@ -38,16 +36,17 @@ from extproc.requests.request import (
     why_unkeyed,
 )
 from extproc.requests.tenant_salt import name_apart
-from extproc.routing.decision import OVER_LIMIT, Decision, decide
+from extproc.routing.decision import OVER_LIMIT, Decision
 from extproc.routing.decision_log import DecisionLog, ids_of
 from extproc.routing.explain import explanation
 from extproc.routing.load import Booking
 from extproc.routing.placing import Placing
 from extproc.routing.query import Media, Query
+from extproc.routing.ranks import Ranks
 from extproc.routing.statuses import FIRST_FAILURE
 from extproc.routing.steering import Steering, beginning_of, hash_of
-from extproc.routing.store_offers import StoreOffers
 from extproc.serving.delivery import Delivery
+from extproc.serving.enabled_features import enabled
 from extproc.serving.observers import Observer
 from extproc.serving.preparation import NOTHING_NAMED, Fleet, Named, Preparation
 from extproc.serving.queries import (
@@ -58,7 +57,7 @@ from extproc.serving.token_watch import TokenWatch
 from extproc.serving.treatment import explain_refusal, with_treatment
 from extproc.serving.variants import by_variant
 from extproc.tokenizing.prompt_tokens import AnyTokenizer, PromptTokens
-from kvstate.overlap import Prompt, usable_tokens
+from kvstate.overlap import Overlap, Prompt, usable_tokens
 
 log = logging.getLogger("kvsteer.decision")
 
@@ -68,6 +67,9 @@ HTTP_OK = 200
 # How many bytes of a body log_prompts shows.
 LOGGED_BODY_BYTES = 4_096
 
+
+# Returns the state of a worker's feeds, by its name.
+State = Callable[[str], str]
 
 # The decision for a request, and its booking if a worker was picked for a call of a model; the
 # caller releases the booking at the end. A plain tuple, since every request makes one.
@@ -101,7 +103,6 @@ class Router:
         observer: Observer | None = None,
     ) -> None:
         self._config = config
-        self._changes_bodies = config.disaggregation.changes_bodies
         self._models = Models(config.models)
         self._workers = workers
         self.preparation = Preparation(
@@ -133,19 +134,11 @@ class Router:
         self._proofs = workers.proofs
         self._decisions = DecisionLog(config.log.decisions_percent, rng.random, candidates.state)
         self.placing = Placing(config, rng.getrandbits(64), candidates, workers.telling)
-        self._disaggregator = Disaggregator(
-            config, self.placing, workers.upstreams, candidates.tokens_on_host
-        )
-        self._stores: StoreOffers | None = None
-        if config.stores:
-            prefill = float(config.policy.cost.prefill_tokens_per_second)
-            self._stores = StoreOffers(
-                config.stores,
-                prefill,
-                candidates.stored,
-                lambda: candidates.store_shares(self._monotonic()),
-            )
-            metrics.registry.register(StoreCollector(workers.store_blocks, workers.store_events))
+        self._disaggregator = Disaggregator(config, self.placing, workers.upstreams)
+        self._features = enabled(config, workers, self.placing.loads)
+        for feature in self._features:
+            for collector in feature.collectors():
+                metrics.registry.register(collector)
         self._learns = config.policy.learn
         self.watched = TokenWatch(workers.proofs, compares=config.accounting.responses == "usage")
         self._observer = observer
@@ -176,10 +169,8 @@ class Router:
         if self._config.log_prompts and request.body is not None:
             log.debug("body: %s", request.body[:LOGGED_BODY_BYTES].decode(errors="replace"))
         query = await self._queries.make_query(request, timeline)
-        if self.steering.is_partial:
-            decision, query = await self._decide_side(request, query, timeline)
-        else:
-            decision, query = self._decide(request, query, timeline)
+        is_steered = not self.steering.is_partial or await self._is_steered(request)
+        decision, query = self._decide(request, query, timeline, is_steered=is_steered)
         timeline.picked_at = now = clock()
         if decision.reason == NOT_INFERENCE:
             self._metrics.observe_decision(decision, timeline)
@@ -211,8 +202,8 @@ class Router:
             booking = self.placing.note(decision, now)
         else:
             step = self.placing if decision.split is None else self._disaggregator
-            if decision.source is not None:
-                self._watch_pull(decision, query, now)
+            for feature in self._features:
+                feature.begin(decision, query, now)
             booking = step.book(decision, now, self._announced_prompt(decision, query))
         if booking is None:
             return None
@@ -231,21 +222,6 @@ class Router:
             self._workers.pins.watch(decision.worker, booking, booking.prompt)
         if query.media is not None:
             self._begin_media(decision, query.media, booking)
-
-    def _watch_pull(self, decision: Decision, query: Query, now: float) -> None:
-        """Notes a pull that begins, and has its arrival looked for if it can be measured."""
-        pull, prompt, source = (
-            self._disaggregator.begin_pull(decision, now),
-            query.sole,
-            decision.source,
-        )
-        if pull is None or prompt is None or source is None:
-            return
-        if self._proofs.is_live(decision.worker, query.forms):
-            held = decision.basis.overlaps[0].get(decision.worker)
-            tokens = source.tokens + (0 if held is None else held.certain_tokens)
-            pull.expect()
-            self._workers.questions.pulls.watch(decision.worker, prompt, tokens, pull.note_arrival)
 
     def _begin_media(self, decision: Decision, media: Media, booking: Booking) -> None:
         """Has a request with media wait for what its worker stores."""
@@ -270,10 +246,8 @@ class Router:
             return explain_refusal(step, isolated)
         timeline = Timeline.begin(self._monotonic)
         query = await self._queries.make_query(step, timeline)
-        if self.steering.is_partial:
-            decision, _ = await self._decide_side(step, query, timeline)
-        else:
-            decision, _ = self._decide(step, query, timeline)
+        is_steered = not self.steering.is_partial or await self._is_steered(step)
+        decision, _ = self._decide(step, query, timeline, is_steered=is_steered)
         shown = explanation(decision, self._trusted_state(query), self._workers.states.load)
         engine = self.engine(decision.worker)
         return with_treatment(shown, isolated, decision.of_class, engine, head.path)
@@ -407,11 +381,9 @@ class Router:
         return self.placing.loads.in_flight(endpoint)
 
     def note_usage(self, outcome: Outcome) -> None:
-        """Notes what an engine reports of a request's media, and of what its store offered."""
-        loaded = outcome.loaded_tokens
-        if outcome.fetch is not None and loaded is not None:
-            offered, now = outcome.fetch.tokens, self._monotonic()
-            self._candidates.note_loaded(outcome.worker, offered, loaded, now)
+        """Notes what an engine reports of a request, for its media and for features."""
+        for feature in self._features:
+            feature.ended(outcome, self._monotonic())
         media, reported = outcome.media, outcome.reported
         if media is None or not outcome.is_whole or outcome.status not in (None, HTTP_OK):
             return
@@ -449,64 +421,64 @@ class Router:
                     )
         return self.steering.steers(hash_of(beginning), self._rng.random())
 
-    async def _decide_side(
-        self, request: RoutingRequest, query: Query, timeline: Timeline
-    ) -> tuple[Decision, Query]:
-        """Decides if only some requests are steered; unsteered ones are never split."""
-        is_steered = await self._is_steered(request)
-        if not is_steered:
-            query = msgspec.structs.replace(query, may_split=False)
-        decision, query = self._decide(request, query, timeline)
-        return msgspec.structs.replace(decision, is_steered=is_steered), query
-
     def _decide(
-        self, request: RoutingRequest, query: Query, timeline: Timeline
+        self, request: RoutingRequest, query: Query, timeline: Timeline, *, is_steered: bool
     ) -> tuple[Decision, Query]:
-        if self._changes_bodies:
-            body = None if request.wants_endpoint else request.body
-            if not may_split(self._config.disaggregation.connector, request.head.path, body):
-                query = msgspec.structs.replace(query, may_split=False)
+        """Decides where a request goes; returns the query by which that was decided, too."""
         try:
-            return self._place(query, request, timeline), query
+            return self._decide_by(request, query, timeline, is_steered=is_steered), query
         except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
             query = self._queries.broken(error)
-            return self._place(query, request, timeline), query
+            return self._decide_by(request, query, timeline, is_steered=is_steered), query
 
-    def _place(self, query: Query, request: RoutingRequest, timeline: Timeline) -> Decision:
-        candidates, head = self._candidates, request.head
-        if head.policy is not None or head.subset is not None:
-            query = msgspec.structs.replace(
-                query, policy=head.policy, demand=query.demand._replace(subset=head.subset)
-            )
-        if request.of_class is not None or request.tenant is not None or request.policy_headers:
-            query = msgspec.structs.replace(
-                query,
-                of_class=request.of_class,
-                tenant=request.tenant,
-                policy_headers=request.policy_headers,
-            )
-        if head.session:
-            query = msgspec.structs.replace(query, session=head.session)
-        trusted = self._proofs.trust_for(query.forms) if query.forms else candidates
-        prompts, reads_cache = query.prompts, query.reads_cache
-        held = list(map(trusted.overlaps, prompts)) if reads_cache else [{} for _ in prompts]
-        if query.variants and reads_cache:
-            held, trusted = by_variant(query, held, trusted, self._proofs)
+    def _decide_by(
+        self, request: RoutingRequest, query: Query, timeline: Timeline, *, is_steered: bool
+    ) -> Decision:
+        """Decides where a request goes by a query.
+
+        is_steered: if not, the proxy chooses, and the request goes to one worker alone.
+        """
+        legs, features = self._disaggregator, self._features
+        held, state = self._overlaps(query)
         now = timeline.clock()
         if held:
             timeline.looked_at = now
-        workers = candidates.list_for(query.model or self._models.default)
-        ranks = None
-        if candidates.names_ranks:
-            writes_body = request.body is not None and not request.wants_endpoint
-            ranks = self.placing.ranks(head.path, writes_body=writes_body)
-        snapshot = self.placing.snapshot(query, workers, held, trusted.state, now, ranks)
-        if self._stores is not None:
-            snapshot = self._stores.offer(query, snapshot)
-        step, has_roles = self._disaggregator, candidates.has_roles
-        if has_roles or step.pulls:
-            return step.decide(query, snapshot, now, self._rng, has_roles=has_roles)
-        return decide(query, snapshot, now, self._rng)
+        snapshot = self.placing.snapshot(
+            request,
+            query,
+            self._candidates.list_for(query.model or self._models.default),
+            held,
+            state,
+            now,
+            self._ranks(request),
+            may_split=is_steered and legs.may_split(request),
+        )
+        terms = [term for one in features for term in one.terms(request, query, snapshot, now)]
+        has_roles = self._candidates.has_roles
+        decision = legs.decide(request, query, snapshot, now, self._rng, terms, has_roles=has_roles)
+        for feature in features:
+            decision = feature.dress(decision)
+        return decision if is_steered else msgspec.structs.replace(decision, is_steered=False)
+
+    def _overlaps(self, query: Query) -> tuple[Sequence[Mapping[str, Overlap]], State]:
+        """Returns what workers hold of each prompt, and the state of a worker's feeds by its name.
+
+        Both are of the workers whose tokens can be trusted for the forms of the request.
+        """
+        trusted = self._proofs.trust_for(query.forms) if query.forms else self._candidates
+        if not query.reads_cache:
+            return [{} for _ in query.prompts], trusted.state
+        held = list(map(trusted.overlaps, query.prompts))
+        if query.variants:
+            held, trusted = by_variant(query, held, trusted, self._proofs)
+        return held, trusted.state
+
+    def _ranks(self, request: RoutingRequest) -> Ranks | None:
+        """Returns the workers' ranks, None if no engine can be told one."""
+        if not self._candidates.names_ranks:
+            return None
+        writes_body = request.body is not None and not request.wants_endpoint
+        return self.placing.ranks(request.head.path, writes_body=writes_body)
 
     def _announced_prompt(self, decision: Decision, query: Query) -> Prompt | None:
         """Returns the prompt if its worker's feed will announce when it is computed, else None."""

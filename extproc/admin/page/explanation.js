@@ -172,6 +172,7 @@ function row(told, one, most) {
   const terms = one.cost_terms ?? {};
   const own = Math.max(0, (terms.uncached ?? 0) - (terms.session ?? 0) - (terms.fetched ?? 0));
   const crowd = terms.conversations ? make("small", {}, `${count(terms.conversations)} more for the conversations there`) : null;
+  const siblings = terms.siblings ? make("small", {}, `${count(terms.siblings)} less for siblings just sent there`) : null;
   const queued = Math.max(0, (terms.queued ?? 0) - (terms.patience ?? 0));
   const parts = [["data-term", "compute", own], ["data-term", "queued", queued], ["data-term", "running", terms.running]];
   return make(
@@ -181,7 +182,7 @@ function row(told, one, most) {
     cell("To compute", { number: true, title: TITLES.compute }, able ? count(own) : "–", able ? computed(terms) : null),
     cell("Queued there", { number: true, title: TITLES.queued }, able ? count(queued) : "–", able && terms.patience ? make("small", {}, `${count(terms.patience)} more that its conversation does not mind`) : null),
     cell("Running there", { number: true, title: TITLES.running }, able ? count(terms.running) : "–"),
-    cell("Cost", { wide: true, title: TITLES.cost }, able ? count(one.cost) : "–", able ? bar(parts, most) : null, able ? crowd : null),
+    cell("Cost", { wide: true, title: TITLES.cost }, able ? count(one.cost) : "–", able ? bar(parts, most) : null, able ? crowd : null, able ? siblings : null),
   );
 }
 

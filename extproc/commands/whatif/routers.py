@@ -25,11 +25,15 @@ from extproc.commands.whatif.engines import (
 from extproc.config.schema import Config, Policy
 from extproc.config.sections import Disaggregation
 from extproc.disaggregation.legs import with_source
-from extproc.disaggregation.pulling import IDLE_TOKENS, Pull, Pulling, with_priced_source
+from extproc.features.fetching.offers import NOTHING_PULLABLE, StoredPrefix
+from extproc.features.fetching.pulling import IDLE_TOKENS, Pull, Pulling, with_priced_source
+from extproc.features.fetching.term import FetchTerm, fetch_terms
+from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.claim_table import Claim, ClaimTable, Holdings
-from extproc.routing.decision import Decision, decide
+from extproc.routing.decide import decide
+from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate, Roster
-from extproc.routing.fetching import Fetch, Offers, StoredPrefix
+from extproc.routing.fetch import Fetch
 from extproc.routing.homes import Homes
 from extproc.routing.load import PREFILL_TOKENS_PER_SECOND, Booking, EndpointLoad, Loads, LoadSample
 from extproc.routing.marks import Marks, marks_of
@@ -516,33 +520,38 @@ class _Router:
             self._absent if now < self._joins_at else unfit,
             sample=sample_size(self._contestant.rules, is_alone=not self._loads.routers),
             roster=self._roster,
-            offers=self._stored_offers(request, now),
         )
         query, transfers = Query("m", [prompt]), self._contestant.transfers
-        if transfers is None:
-            return decide(query, snapshot, now, self._rng)
+        terms = self._terms(request, query, snapshot, now)
+        made = decide(PLAIN_REQUEST, query, snapshot, now, self._rng, terms)
+        if transfers is None or self._pulling is not None:
+            return with_priced_source(made)
+        return with_source(query, made, transfers.min_pulled_tokens or 1, snapshot)
+
+    def _terms(
+        self, request: Request, query: Query, snapshot: Snapshot, now: float
+    ) -> Sequence[FetchTerm]:
+        """Returns the credit of engines that could fetch a part of a prompt."""
+        stores, pullable = self._stored(request, now), NOTHING_PULLABLE
         if self._pulling is not None:
-            offered = self._pulling.offer(query, snapshot, now)
-            return with_priced_source(decide(query, offered, now, self._rng))
-        made = decide(query, snapshot, now, self._rng)
-        return with_source(query, made, transfers.min_pulled_tokens or 1, ())
+            pullable = self._pulling.offers(PLAIN_REQUEST, query, snapshot, now)
+        return fetch_terms(self._contestant.prefill_rate, snapshot, stores, pullable)
 
     def _on_host(self, prompt: Prompt) -> Mapping[str, int]:
         """Returns what engines hold of a prompt: all that is on the device is in host memory."""
         blocks = prompt.tokens.blocks  # type: ignore[attr-defined]
         return {name: one.certain_tokens for name, one in self._view.overlaps(blocks).items()}
 
-    def _stored_offers(self, request: Request, now: float) -> Offers | None:
+    def _stored(self, request: Request, now: float) -> Sequence[StoredPrefix]:
         """Returns what engines could load of a prompt from their common store."""
         store, percent = self.fleet.store, self._contestant.store_percent
         if store is None or not percent:
-            return None
+            return ()
         since = now - self._contestant.max_age_seconds
         tokens = self._view.stored(request.blocks, since) * self.fleet.block_tokens
         workers = frozenset(map(str, store.mounted_by))
         shares = {name: one.share(now) for name, one in self._shares.items()}
-        prefix = StoredPrefix("store", tokens, percent / 100, workers, shares)
-        return Offers(self._contestant.prefill_rate, stores=(prefix,))
+        return (StoredPrefix("store", tokens, percent / 100, workers, shares),)
 
     def over(self, request: Request, now: float) -> None:
         self.know()

@@ -4,7 +4,9 @@ from array import array
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from extproc.routing.decision import Decision, decide
+from extproc.requests.request import PLAIN_REQUEST
+from extproc.routing.decide import decide
+from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Load
 from extproc.routing.query import Query, Snapshot
@@ -25,4 +27,4 @@ def decided(
     """A decision among workers of these names; held: what they hold, by name."""
     workers = [Candidate(name, name, "") for name in names]
     snapshot = Snapshot(workers, [held or {}], lambda *_: Load(), "cost", 0)
-    return decide(Query("m", [prompt(range(tokens))]), snapshot, 0.0, Random(0))
+    return decide(PLAIN_REQUEST, Query("m", [prompt(range(tokens))]), snapshot, 0.0, Random(0))

@@ -187,6 +187,12 @@ def test_explained_says_what_the_pick_would_load_from_a_store() -> None:
     assert lines[3].endswith("computes 400 less, as it would fetch blocks")
 
 
+def test_explained_says_where_siblings_lower_a_cost() -> None:
+    one = candidate("a")
+    one["cost_terms"] = one["cost_terms"] | {"siblings": 700.0}
+    assert explained(answer(one))[3].endswith("700 less for siblings just sent there")
+
+
 def test_explained_shows_a_few_of_many_candidates() -> None:
     many = [candidate(f"w{number}") for number in range(MAX_CANDIDATES + 5)]
     lines = explained(answer(*many))

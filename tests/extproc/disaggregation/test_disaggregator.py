@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from extproc.config.schema import Config, Model
 from extproc.config.sections import Disaggregation
 from extproc.disaggregation.disaggregator import Disaggregator
+from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate
 from extproc.routing.evidence import RULES, Judge
@@ -38,9 +39,9 @@ class Both:
         self.legs = Disaggregator(config, self.placing, self.fleet.upstreams)
 
     def decide(self, query: Query, workers: list[Candidate], held: Held, now: float) -> Decision:
-        snapshot = self.placing.snapshot(query, workers, held, lambda _: "live", now)
+        snapshot = self.placing.snapshot(PLAIN_REQUEST, query, workers, held, lambda _: "live", now)
         roles = self.fleet.has_roles
-        return self.legs.decide(query, snapshot, now, Random(0), has_roles=roles)
+        return self.legs.decide(PLAIN_REQUEST, query, snapshot, now, Random(0), has_roles=roles)
 
     def book(self, decision: Decision, now: float) -> Booking:
         booking = self.legs.book(decision, now)

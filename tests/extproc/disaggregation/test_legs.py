@@ -21,8 +21,10 @@ from extproc.disaggregation.handover import (
     transfer,
 )
 from extproc.disaggregation.legs import COMPUTES_FOR_OTHERS, WORDS, decide_legs, with_source
-from extproc.routing.decision import Decision, PullSource, Split, Verdict, decide
-from extproc.routing.eligibility import Candidate, Demand
+from extproc.requests.request import NO_HEAD, PLAIN_REQUEST, RoutingRequest
+from extproc.routing.decide import decide
+from extproc.routing.decision import Decision, PullSource, Split, Verdict
+from extproc.routing.eligibility import Candidate
 from extproc.routing.explain import explanation, reason_sentence
 from extproc.routing.load import Load
 from extproc.routing.query import Query, Snapshot
@@ -44,6 +46,7 @@ def decided(
     query: Query = QUERY,
     rules: Disaggregation = HEADER,
     policy_rules: Policy = POLICY,
+    request: RoutingRequest = PLAIN_REQUEST,
     **more: Any,
 ) -> Decision:
     """Decides; held: the number of blocks of 16 tokens, by worker."""
@@ -58,7 +61,7 @@ def decided(
         rules=policy_rules,
         **more,
     )
-    return decide_legs(query, snapshot, rules, 0.0, Random(0))
+    return decide_legs(request, query, snapshot, rules, 0.0, Random(0))
 
 
 def legs(made: Decision) -> tuple[str, str]:
@@ -148,7 +151,6 @@ def test_prefill_workers_are_never_picked_to_answer() -> None:
 @pytest.mark.parametrize(
     ("query", "outcome"),
     [
-        (msgspec.structs.replace(QUERY, may_split=False), "body"),
         (msgspec.structs.replace(QUERY, answers=2), "several_answers"),
         (msgspec.structs.replace(QUERY, prompts=list(QUERY.prompts) * 2), "several_prompts"),
         (Query("m"), "no_prompt"),
@@ -161,6 +163,13 @@ def test_split_gives_one_leg_to_requests_that_cannot_have_two(query: Query, outc
     assert (made.split.outcome, made.split.reason) == (outcome, WORDS[outcome])
 
 
+def test_split_gives_one_leg_to_a_request_whose_body_cannot_name_the_other() -> None:
+    made = decided(loads={"d": BUSY}, may_split=False)
+    assert legs(made) == ("d", "")
+    assert made.split is not None
+    assert made.split.outcome == "body"
+
+
 def test_split_needs_a_configured_mode() -> None:
     assert legs(decided(loads={"d": BUSY}, rules=Disaggregation())) == ("d", "")
 
@@ -170,8 +179,8 @@ def test_split_leaves_out_unfit_prefill_workers() -> None:
     assert legs(decided(loads=busy, ejected={"p:1": "dead"})) == ("d", "q")
     assert legs(decided(loads=busy, unfit={"q:1": "draining"})) == ("d", "p")
     assert legs(decided(loads=busy, unfit={"q:1": "draining"}, ejected={"p:1": "x"})) == ("d", "")
-    subset = msgspec.structs.replace(QUERY, demand=Demand(subset=frozenset({"d:1", "q:1"})))
-    assert legs(decided(loads=busy, query=subset)) == ("d", "q")
+    head = msgspec.structs.replace(NO_HEAD, subset=frozenset({"d:1", "q:1"}))
+    assert legs(decided(loads=busy, request=RoutingRequest(head, None))) == ("d", "q")
 
 
 def test_doubted_prefill_worker_is_used_only_where_all_are_doubted() -> None:
@@ -230,7 +239,7 @@ def test_explanation_shows_both_legs_and_the_cause() -> None:
 
 
 def pulling(
-    held: Mapping[str, int], query: Query = QUERY, ejected: tuple[str, ...] = (), ports: str = "abc"
+    held: Mapping[str, int], query: Query = QUERY, ports: str = "abc", **known: object
 ) -> Decision:
     """Decides among plain workers by round robin, so the first one is picked.
 
@@ -242,8 +251,9 @@ def pulling(
         for name in "abc"
     ]
     snapshot = Snapshot(workers, [overlaps for _ in query.prompts], idle, "round_robin", 0)
-    made = decide(query, snapshot, 0.0, Random(0))
-    return with_source(query, made, 512, ejected)
+    snapshot = msgspec.structs.replace(snapshot, **known)
+    made = decide(PLAIN_REQUEST, query, snapshot, 0.0, Random(0))
+    return with_source(query, made, 512, snapshot)
 
 
 def idle(*_: object) -> Load:
@@ -265,9 +275,9 @@ def test_source_is_none_where_pulling_saves_little_or_is_impossible() -> None:
     assert pulling({}).source is None
     assert pulling({"b": 100}, ports="ac").source is None
     assert pulling({"b": 100}, ports="bc").source is None
-    assert pulling({"b": 100, "c": 90}, ejected=("b:1",)).source == ("c:1", 5710, 90 * 16)
+    assert pulling({"b": 100, "c": 90}, ejected={"b:1": "fails"}).source == ("c:1", 5710, 90 * 16)
+    assert pulling({"b": 100}, may_split=False).source is None
     for query in (
-        msgspec.structs.replace(QUERY, may_split=False),
         msgspec.structs.replace(QUERY, answers=2),
         msgspec.structs.replace(QUERY, reads_cache=False),
         Query("m"),
@@ -275,11 +285,14 @@ def test_source_is_none_where_pulling_saves_little_or_is_impossible() -> None:
         assert pulling({"b": 100}, query).source is None
 
 
+SNAPSHOT = Snapshot([], [], idle, "cost", 0)
+
+
 def test_source_is_none_for_a_request_of_two_legs() -> None:
     made = decided(loads={"d": BUSY}, held={"p": 200})
-    assert with_source(QUERY, made, 1, ()) is made
+    assert with_source(QUERY, made, 1, SNAPSHOT) is made
     nobody = decided("p")
-    assert with_source(QUERY, nobody, 1, ()) is nobody
+    assert with_source(QUERY, nobody, 1, SNAPSHOT) is nobody
 
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -3,7 +3,9 @@
 from array import array
 from random import Random
 
-from extproc.routing.decision import Decision, decide
+from extproc.requests.request import PLAIN_REQUEST
+from extproc.routing.decide import decide
+from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Load
 from extproc.routing.query import Query, Snapshot
@@ -31,4 +33,4 @@ def decided(prompts: int = 1, *, first: int = 4, second: int = 1) -> Decision:
         policy="cost",
         turn=0,
     )
-    return decide(Query("m", asked), snapshot, 0.0, Random(0))
+    return decide(PLAIN_REQUEST, Query("m", asked), snapshot, 0.0, Random(0))

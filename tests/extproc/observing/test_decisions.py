@@ -15,7 +15,9 @@ from extproc.observing.decisions import (
     Timeline,
 )
 from extproc.observing.recent_counts import RECENT_MINUTES
-from extproc.routing.decision import Decision, Split, decide
+from extproc.requests.request import PLAIN_REQUEST
+from extproc.routing.decide import decide
+from extproc.routing.decision import Decision, Split
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Load
 from extproc.routing.query import Query, Snapshot
@@ -30,7 +32,7 @@ def decision(held: int = 0, reason: str = "") -> Decision:
     overlaps = {"w": Overlap(16, (held // 16, 0, 0, 0))} if held else {}
     snapshot = Snapshot([Candidate("w", "w:1")], [overlaps], lambda *_: Load(), "cost", 0)
     prompts = [] if reason else [Prompt("m", array("I", range(33)))]
-    return decide(Query("m", prompts, reason), snapshot, 0.0, Random(0))
+    return decide(PLAIN_REQUEST, Query("m", prompts, reason), snapshot, 0.0, Random(0))
 
 
 def timeline(*times: float) -> Timeline:

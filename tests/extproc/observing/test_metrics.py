@@ -14,7 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from extproc.observing.decisions import Timeline, TraceContext
 from extproc.observing.metrics import AT_ONCE, Metrics
 from extproc.observing.usage import Usage
-from extproc.routing.decision import Decision, decide
+from extproc.requests.request import PLAIN_REQUEST
+from extproc.routing.decide import decide
+from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Load, LoadSample
 from extproc.routing.query import Query, Snapshot
@@ -29,7 +31,9 @@ OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
 def decision() -> Decision:
     snapshot = Snapshot([Candidate("w", "w:1")], [{}], lambda *_: Load(), "cost", 0)
-    return decide(Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0))
+    return decide(
+        PLAIN_REQUEST, Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0)
+    )
 
 
 def timeline(trace: TraceContext | None = None) -> Timeline:

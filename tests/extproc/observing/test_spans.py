@@ -8,7 +8,9 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased,
 
 from extproc.observing.decisions import Timeline, TraceContext
 from extproc.observing.spans import SpanRecorder
-from extproc.routing.decision import Decision, decide
+from extproc.requests.request import PLAIN_REQUEST
+from extproc.routing.decide import decide
+from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Load
 from extproc.routing.query import Query, Snapshot
@@ -20,7 +22,9 @@ NOW_NS = 1_000_000_000_000
 
 def decision() -> Decision:
     snapshot = Snapshot([Candidate("a", "a:1")], [{}], lambda *_: Load(), "cost", 0)
-    return decide(Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0))
+    return decide(
+        PLAIN_REQUEST, Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0)
+    )
 
 
 def timeline(traceparent: str = "") -> Timeline:

@@ -24,7 +24,9 @@ from extproc.base.errors import StartError
 from extproc.observing.decisions import Timeline
 from extproc.observing.metrics import Metrics
 from extproc.observing.telemetry import TelemetryOptions, options_in, telemetry
-from extproc.routing.decision import Decision, decide
+from extproc.requests.request import PLAIN_REQUEST
+from extproc.routing.decide import decide
+from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Load
 from extproc.routing.query import Query, Snapshot
@@ -56,7 +58,9 @@ def sdk_environment(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str
 
 def decision() -> Decision:
     snapshot = Snapshot([Candidate("a", "a:1")], [{}], lambda *_: Load(), "cost", 0)
-    return decide(Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0))
+    return decide(
+        PLAIN_REQUEST, Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0)
+    )
 
 
 def timeline(traceparent: str = "") -> Timeline:

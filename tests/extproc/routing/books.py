@@ -6,8 +6,10 @@ from random import Random
 from typing import Any
 
 from extproc.config.schema import Config, Model, Policy
+from extproc.requests.request import PLAIN_REQUEST, RoutingRequest
 from extproc.routing.claim_table import Claim, Holdings
-from extproc.routing.decision import Decision, decide
+from extproc.routing.decide import decide
+from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate
 from extproc.routing.evidence import Judge
 from extproc.routing.load import Loads
@@ -119,8 +121,9 @@ def decided(
     held: Mapping[str, Overlap] = NOTHING,
     *,
     names_ranks: bool = False,
+    request: RoutingRequest = PLAIN_REQUEST,
 ) -> Decision:
     ranks = one.ranks("/v1/completions", writes_body=True) if names_ranks else None
     prompts = [held for _ in query.prompts]
-    snapshot = one.snapshot(query, workers, prompts, lambda _: state, now, ranks)
-    return decide(query, snapshot, now, Random(0))
+    snapshot = one.snapshot(request, query, workers, prompts, lambda _: state, now, ranks)
+    return decide(request, query, snapshot, now, Random(0))

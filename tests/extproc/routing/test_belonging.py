@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 
 from extproc.config.schema import Policy
 from extproc.requests.outline import Outline, outline_of
+from extproc.requests.request import NO_HEAD, PLAIN_REQUEST, RoutingRequest
 from extproc.requests.tenant_salt import Tenant, name_apart
 from extproc.routing.belonging import CONVERSATION, RESPONSE, SESSION
 from extproc.routing.claim_table import ClaimTable, Holdings
-from extproc.routing.decision import Decision, decide
+from extproc.routing.crowding import CONVERSATIONS
+from extproc.routing.decide import decide
+from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate
 from extproc.routing.explain import explanation, reason_sentence
 from extproc.routing.homes import HOME_TOKENS, Homes
@@ -41,15 +44,21 @@ class Fleet:
         self.sent = ClaimTable(1)
         self.holdings = {name: Holdings(name) for name in "abc"}
 
-    def decide(self, asked: Query, loads: Mapping[str, Load] = IDLE, **known: object) -> Decision:
+    def decide(
+        self,
+        asked: Query,
+        loads: Mapping[str, Load] = IDLE,
+        request: RoutingRequest = PLAIN_REQUEST,
+        **known: object,
+    ) -> Decision:
         here = Snapshot(
             WORKERS, [], lambda name, _: loads.get(name[0], Load()), "cost", 0,
             claims=self.sent, homes=self.homes, conversations=self.live,
         )  # fmt: skip
-        return decide(asked, msgspec.structs.replace(here, **known), 1.0, Random(0))
+        return decide(request, asked, msgspec.structs.replace(here, **known), 1.0, Random(0))
 
-    def send(self, asked: Query, worker: str) -> None:
-        made = self.decide(asked)
+    def send(self, asked: Query, worker: str, request: RoutingRequest = PLAIN_REQUEST) -> None:
+        made = self.decide(asked, request=request)
         for marks in made.marks:
             self.sent.record(self.holdings[worker], marks, 0.0)
         belonging = made.basis.belonging
@@ -175,7 +184,7 @@ def test_later_turn_stays_with_however_many_conversations(fleet: Fleet) -> None:
     for number in range(20):
         fleet.send(query(system, f"task {number}"), "b")
     made = fleet.decide(query(system, "task 3", "more"))
-    assert (made.worker, made.basis.crowding) == ("b", ())
+    assert (made.worker, CONVERSATIONS in made.basis.charges) == ("b", False)
     assert fleet.decide(query(system, "task 3", "more"), {"b": Load(6)}).worker == "b"
 
 
@@ -200,18 +209,18 @@ def test_failing_worker_without_conversations_does_not_make_others_crowded(fleet
     for number in range(4):
         fleet.send(query("a long system " * 100, f"task {number}"), "ab"[number % 2])
     made = fleet.decide(query("a long system " * 100, "more"), ejected={"c:1": "fails"})
-    assert set(made.basis.crowding) == {0.0}
-    assert fleet.decide(query("x"), workers=[]).basis.crowding == ()
+    assert not made.basis.charges
+    assert not fleet.decide(query("x"), workers=[]).basis.charges
 
 
-def of_tenant(asked: Query, name: bytes) -> Query:
-    return msgspec.structs.replace(asked, tenant=Tenant(name))
+def of_tenant(name: bytes) -> RoutingRequest:
+    return RoutingRequest(NO_HEAD, None, tenant=Tenant(name))
 
 
 def test_session_of_another_tenant_is_another_one(fleet: Fleet) -> None:
-    fleet.send(of_tenant(query("one", session="s"), b"a"), "b")
-    own = fleet.decide(of_tenant(query("else", session="s"), b"a")).basis.belonging
-    other = fleet.decide(of_tenant(query("else", session="s"), b"c")).basis.belonging
+    fleet.send(query("one", session="s"), "b", of_tenant(b"a"))
+    own = fleet.decide(query("else", session="s"), request=of_tenant(b"a")).basis.belonging
+    other = fleet.decide(query("else", session="s"), request=of_tenant(b"c")).basis.belonging
     assert (own.home, other.home) == ("b", "")
     assert own.keys[-1] != other.keys[-1]
 
@@ -220,5 +229,5 @@ def test_response_of_another_tenant_is_not_known(fleet: Fleet) -> None:
     key = fleet.homes.key(RESPONSE, None, None, name_apart(Tenant(b"a"), "resp_1"))
     fleet.homes.note((key,), fleet.holdings["c"], 0.0)
     asked = query("more", previous="resp_1")
-    found = [fleet.decide(of_tenant(asked, name)).basis.belonging.by for name in (b"a", b"b")]
-    assert found == [RESPONSE, ""]
+    made = [fleet.decide(asked, request=of_tenant(name)) for name in (b"a", b"b")]
+    assert [one.basis.belonging.by for one in made] == [RESPONSE, ""]

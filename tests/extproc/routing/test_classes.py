@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.config.schema import Policy
+from extproc.requests.request import NO_HEAD, RoutingRequest
 from extproc.requests.request_class import RequestClass
-from extproc.routing.decision import OVER_CLASS_LIMIT, Decision, Verdict, decide
+from extproc.routing.decide import OVER_CLASS_LIMIT, decide
+from extproc.routing.decision import Decision, Verdict
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Booking, EndpointLoad, Loads
 from extproc.routing.query import Query, Snapshot
@@ -33,8 +35,9 @@ class Fleet:
         def load(endpoint: str, now: float) -> object:
             return self.loads.load_of_level(one.level, endpoint, now)
 
+        request = RoutingRequest(NO_HEAD, None, of_class=one)
         snapshot = Snapshot(WORKERS, [], load, "cost", 0, self._rules, sample=sample)  # type: ignore[arg-type]
-        return decide(Query("m", of_class=one), snapshot, 0.0, Random(seed))
+        return decide(request, Query("m"), snapshot, 0.0, Random(seed))
 
 
 def test_queue_of_lower_classes_does_not_count() -> None:

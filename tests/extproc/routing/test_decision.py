@@ -9,9 +9,11 @@ import pytest
 from extproc.config.policies import POLICIES, Order, PolicyInput, Ranking
 from extproc.config.schema import Cost, Policy
 from extproc.requests.outline import beginning_of
+from extproc.requests.request import NO_HEAD, PLAIN_REQUEST, RoutingRequest
 from extproc.routing.claim_table import ClaimTable, Holdings
-from extproc.routing.decision import FINDS_MODEL, Decision, Verdict, decide
-from extproc.routing.eligibility import Candidate, Demand
+from extproc.routing.decide import decide
+from extproc.routing.decision import FINDS_MODEL, Decision, Verdict
+from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Load
 from extproc.routing.pins import Pin, PinnedRank, RankChoice
 from extproc.routing.query import Media, MediaItem, Query, Snapshot
@@ -43,7 +45,8 @@ def decision(
         ranks=fields.get("ranks"),
         sample=fields.get("sample", 0),
     )
-    return decide(query, snapshot, now=fields.get("now", 0.0), rng=Random(fields.get("seed", 0)))
+    request = fields.get("request", PLAIN_REQUEST)
+    return decide(request, query, snapshot, fields.get("now", 0.0), Random(fields.get("seed", 0)))
 
 
 def test_pick_names_the_worker_that_holds_the_prefix_first_of_three() -> None:
@@ -168,15 +171,20 @@ def test_decide_overrides_nothing_without_a_worker() -> None:
     assert made.verdict is Verdict.NO_OVERRIDE
 
 
+def within(*endpoints: str) -> RoutingRequest:
+    """A request that may go to these endpoints only."""
+    return RoutingRequest(msgspec.structs.replace(NO_HEAD, subset=frozenset(endpoints)), None)
+
+
 def test_decide_refuses_without_a_worker_if_refusal_is_configured() -> None:
-    query = Query("m", [PROMPT], demand=Demand(subset=frozenset()))
-    assert decision(query, rules=Policy(refuse=True)).verdict is Verdict.UNAVAILABLE
+    query, rules = Query("m", [PROMPT]), Policy(refuse=True)
+    assert decision(query, rules=rules, request=within()).verdict is Verdict.UNAVAILABLE
 
 
 def test_pick_stays_within_the_subset() -> None:
-    query = Query("m", [PROMPT], demand=Demand(subset=frozenset({"b:1", "d:1"})))
-    assert set(decision(query).pick) == {"b:1", "d:1"}
-    assert decision(query, unfit={"b:1": "draining"}).pick == ("d:1",)
+    query, request = Query("m", [PROMPT]), within("b:1", "d:1")
+    assert set(decision(query, request=request).pick) == {"b:1", "d:1"}
+    assert decision(query, request=request, unfit={"b:1": "draining"}).pick == ("d:1",)
 
 
 def test_limit_of_requests_excludes_a_worker_while_another_is_below_it() -> None:
@@ -426,7 +434,10 @@ def test_snapshot_takes_feeds_of_unknown_state_for_live() -> None:
     workers = [Candidate("a", "a:1")]
     snapshot = Snapshot(workers, [{}], lambda *_: Load(), "cost", 0, claims=sent)
     assert (
-        decide(Query("m", [PROMPT]), snapshot, 0.0, Random(0)).basis.claims["a"].speculative == 64
+        decide(PLAIN_REQUEST, Query("m", [PROMPT]), snapshot, 0.0, Random(0))
+        .basis.claims["a"]
+        .speculative
+        == 64
     )
 
 
@@ -492,7 +503,9 @@ def test_session_keeps_its_workers_whatever_their_names() -> None:
     here = Snapshot(named, [], lambda *_: Load(), "cost", 0)
     for number in range(20):
         query = msgspec.structs.replace(BLIND, session=str(number))
-        assert decide(query, here, 0.0, Random(0)).pick[:2] == decision(query).pick[:2]
+        assert (
+            decide(PLAIN_REQUEST, query, here, 0.0, Random(0)).pick[:2] == decision(query).pick[:2]
+        )
 
 
 def test_session_goes_to_its_second_worker_where_the_first_is_busy_or_fails() -> None:
@@ -562,9 +575,12 @@ def test_policy_gets_what_the_request_and_its_candidates_are(
 
     ranking = Ranking(by_header, reads_header="a.key")
     monkeypatch.setitem(cast("dict[str, Ranking]", POLICIES), "random", ranking)
-    for query in (
-        Query("m", policy_headers={"a.key": b"c:1", "another": b"b:1"}),
-        Query("m", session="c:1"),
+    head = msgspec.structs.replace(NO_HEAD, session="c:1")
+    for request, session in (
+        (RoutingRequest(NO_HEAD, None, policy_headers={"a.key": b"c:1", "another": b"b:1"}), ""),
+        (RoutingRequest(head, None), ""),
+        (PLAIN_REQUEST, "c:1"),
     ):
-        made = decision(query, policy="random", excluded={"a": "x"})
+        query = Query("m", session=session)
+        made = decision(query, policy="random", excluded={"a": "x"}, request=request)
         assert made.pick[0] == "c:1"

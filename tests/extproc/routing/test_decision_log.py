@@ -5,8 +5,9 @@ from random import Random
 
 import pytest
 
-from extproc.requests.request import Head
-from extproc.routing.decision import Decision, decide
+from extproc.requests.request import PLAIN_REQUEST, Head
+from extproc.routing.decide import decide
+from extproc.routing.decision import Decision
 from extproc.routing.decision_log import DecisionLog
 from extproc.routing.eligibility import Candidate
 from extproc.routing.explain import explanation
@@ -17,7 +18,9 @@ from kvstate.overlap import Prompt
 
 def decision() -> Decision:
     snapshot = Snapshot([Candidate("a", "a:1")], [{}], lambda *_: Load(), "cost", 0)
-    return decide(Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0))
+    return decide(
+        PLAIN_REQUEST, Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0)
+    )
 
 
 def written(percent: int, times: int, caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -6,13 +6,16 @@ import pytest
 from msgspec import structs
 
 from extproc.config.schema import Cost, Policy
+from extproc.features.fetching.offers import Offers, StoredPrefix
+from extproc.features.fetching.term import FetchTerm
 from extproc.requests.outline import beginning_of
+from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.belonging import RESPONSE
 from extproc.routing.claim_table import ClaimTable, Holdings
-from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, Decision, Split, Verdict, decide
+from extproc.routing.decide import decide
+from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, Decision, Split, Verdict
 from extproc.routing.eligibility import Candidate
 from extproc.routing.explain import decided_by, explanation, reason_sentence
-from extproc.routing.fetching import Offers, StoredPrefix
 from extproc.routing.homes import Homes, end_of
 from extproc.routing.load import Load, LoadSample
 from extproc.routing.query import Media, MediaItem, Query, Snapshot
@@ -24,7 +27,7 @@ HELD = {"a": Overlap(16, (2, 1, 0, 0), 1)}
 
 
 def decision(query: Query = QUERY, **fields: Any) -> Decision:
-    workers = fields.pop("workers", "ab")
+    workers, terms = fields.pop("workers", "ab"), fields.pop("terms", ())
     load = fields.pop("load", Load())
     held = fields.pop("held", HELD)
     defaults: dict[str, Any] = {
@@ -38,7 +41,7 @@ def decision(query: Query = QUERY, **fields: Any) -> Decision:
         load=fields.pop("load_of", lambda *_: load),
         **(defaults | fields),
     )
-    return decide(query, snapshot, 0.0, Random(0))
+    return decide(PLAIN_REQUEST, query, snapshot, 0.0, Random(0), terms)
 
 
 def test_explanation_holds_every_term_of_every_cost() -> None:
@@ -76,6 +79,7 @@ def test_explanation_holds_every_term_of_every_cost() -> None:
                     "fetched": 0.0,
                     "conversations": 0.0,
                     "patience": 0.0,
+                    "siblings": 0.0,
                 },
                 "reported": {
                     "running": 2,
@@ -308,7 +312,8 @@ def test_reason_names_the_store_from_which_the_pick_would_load(
     def load(endpoint: str, _: float) -> Load:
         return Load(9, 500.0) if endpoint == "a:1" else Load()
 
-    made = decision(load_of=load, offers=Offers(8_000.0, stores=(stored,)))
+    terms = (FetchTerm(Offers(8_000.0, stores=(stored,)), {}, Cost()),)
+    made = decision(load_of=load, terms=terms)
     shown = explanation(made, str)
     credit = shown["candidates"][1]["cost_terms"]["fetched"]
     said = f"it would load 90 tokens from the store s{lately}: {credit:.0f} tokens of work less"

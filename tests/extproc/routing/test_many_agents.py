@@ -15,11 +15,14 @@ import pytest
 
 from extproc._core import LoadColumns
 from extproc.requests.outline import Outline, outline_of
+from extproc.requests.request import PLAIN_REQUEST
+from extproc.routing.belonging import NOWHERE
 from extproc.routing.explain import explanation
 from extproc.routing.load import Booking, Load
-from extproc.routing.patience import PATIENCE_SECONDS, unminded, wait_at_home
+from extproc.routing.patience import PATIENCE_SECONDS, Patience, unminded
 from extproc.routing.placing import Placing
 from extproc.routing.query import Query
+from extproc.routing.savings import Savings
 from extproc.routing.survey import Survey
 from tests.agents import prose
 from tests.extproc.routing.books import WORKERS, decided, placing
@@ -114,11 +117,14 @@ def test_conversation_leaves_a_queue_longer_than_its_patience() -> None:
         assert costs == pytest.approx(list(after.basis.costs), abs=0.01)
 
 
+NOTHING_SAVED = Savings(0.0, (), {}, NOWHERE, {})
+
+
 def test_patience_is_in_time_whatever_the_worker_s_speed() -> None:
-    cost = placing().snapshot(Query("m"), (), (), str, 0.0).rules.cost
+    cost = placing().snapshot(PLAIN_REQUEST, Query("m"), (), (), str, 0.0).rules.cost
     assert unminded(Load(0, 10_000.0, slowness=2.0), cost) == 20_000
     nobody = Survey((), (), LoadColumns(()), [], 1.0)
-    assert wait_at_home(nobody, "a", cost) == 0.0
+    assert Patience("a", cost).charge(nobody, NOTHING_SAVED) is None
     others = Survey((0,), WORKERS[:1], LoadColumns([Load(0, 10.0)]), [10.0], 1.0)
-    assert wait_at_home(others, "b", cost) == 0.0
+    assert Patience("b", cost).charge(others, NOTHING_SAVED) is None
     assert unminded(Load(0, 40_000.0, slowness=2.0), cost) == PATIENCE_SECONDS * 8_000

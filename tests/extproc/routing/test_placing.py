@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from extproc.config.schema import Config, Cost, Model
 from extproc.requests.outline import beginning_of
+from extproc.requests.request import NO_HEAD, RoutingRequest
 from extproc.routing.claim_table import Claim, ClaimTable, Expected, Holdings
 from extproc.routing.evidence import RULES, Judge
 from extproc.routing.load import Booking
@@ -415,10 +416,10 @@ def test_other_routers_are_told_where_conversations_and_responses_belong() -> No
     assert homes() == []  # its tokens are known
 
 
-def test_snapshot_follows_the_policy_that_a_query_names() -> None:
+def test_snapshot_follows_the_policy_that_a_request_names() -> None:
     one = placing(header="x-policy")
-    named = replace(QUERY, policy="round_robin")
-    assert decided(one, named).basis.policy == "round_robin"
+    named = RoutingRequest(replace(NO_HEAD, policy="round_robin"), None)
+    assert decided(one, request=named).basis.policy == "round_robin"
     assert decided(one).basis.policy != "round_robin"
 
 

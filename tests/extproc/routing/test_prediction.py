@@ -6,8 +6,8 @@ from pathlib import Path
 from random import Random
 
 from extproc.config.schema import Model
-from extproc.requests.request import parse
-from extproc.routing.decision import decide
+from extproc.requests.request import PLAIN_REQUEST, parse
+from extproc.routing.decide import decide
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Load
 from extproc.routing.query import Query, Snapshot
@@ -36,7 +36,7 @@ def test_predictions_from_bodies_equal_the_report_of_the_engine() -> None:
             prompts = [Prompt("tiny", tokenizer.encode(one), None, salt) for one in request.prompts]
             held = [index.overlaps(prompt) for prompt in prompts]
             snapshot = Snapshot(workers, held, lambda *_: Load(), "cost", 0)
-            decision = decide(Query("tiny", prompts), snapshot, 0.0, Random(1))
+            decision = decide(PLAIN_REQUEST, Query("tiny", prompts), snapshot, 0.0, Random(1))
             assert decision.basis.certain_tokens == details["cached_tokens"], entry["scenario"]
             compared += 1
         for frame in entry.get("frames") or []:

@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.config.schema import Cost, Policy
+from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.claim_table import ClaimTable, Holdings
 from extproc.routing.claims import Claims
-from extproc.routing.decision import Decision, decide
+from extproc.routing.decide import decide
+from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate
+from extproc.routing.explain import explanation
 from extproc.routing.load import EndpointLoad, Loads
 from extproc.routing.query import Query, Snapshot
 from extproc.routing.siblings import LEAST_TOKENS, WITHIN_SECONDS, siblings_of
@@ -45,7 +48,7 @@ class Fleet:
             self._claims,
             sample=sample,
         )
-        decision = decide(Query("m", [prompt]), snapshot, now, Random(0))
+        decision = decide(PLAIN_REQUEST, Query("m", [prompt]), snapshot, now, Random(0))
         self._loads.begin(decision.pick[0], decision.uncached_tokens, now)
         self._claims.record(self._holdings[decision.worker], decision.marks[0], now)
         return decision
@@ -68,6 +71,17 @@ def spread(rules: Policy, count: int = 4, shared: int = SHARED) -> set[str]:
 def test_siblings_go_to_one_worker_only_if_that_is_on() -> None:
     assert len(spread(ON)) == 1
     assert len(spread(OFF)) == len(NAMES)
+
+
+def test_explanation_has_the_credit_of_siblings_among_the_terms_of_a_cost() -> None:
+    fleet = Fleet(ON)
+    fleet.send(sibling(0), 0.0)
+    made = fleet.send(sibling(1), 0.001)
+    shown = explanation(made, lambda _: "live")["candidates"]
+    credits_of = {one["name"]: one["cost_terms"]["siblings"] for one in shown}
+    assert credits_of.pop(made.worker) == pytest.approx(0.6 * SHARED, rel=0.05)
+    assert set(credits_of.values()) == {0.0}
+    assert [one["cost"] for one in shown] == pytest.approx(list(made.basis.costs), abs=0.01)
 
 
 def test_short_prefixes_are_no_siblings() -> None:
@@ -132,4 +146,4 @@ def test_request_of_several_prompts_or_without_claims_has_no_sibling(
     load = Loads({name: EndpointLoad() for name in NAMES}).load
     snapshot = Snapshot(workers, [{}] * prompts, load, "cost", 0, ON, claims)
     query = Query("m", [sibling(number) for number in range(prompts)])
-    assert decide(query, snapshot, 0.0, Random(0)).reason == "nothing_cached"
+    assert decide(PLAIN_REQUEST, query, snapshot, 0.0, Random(0)).reason == "nothing_cached"

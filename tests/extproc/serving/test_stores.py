@@ -9,11 +9,11 @@ from typing import Any
 from prometheus_client import generate_latest
 
 from extproc.config.reader import parse
+from extproc.features.fetching.stores import store_rules
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Account
 from extproc.requests.request import Head, RoutingRequest
-from extproc.routing.store_offers import store_rules
 from extproc.serving.router import Router
 from kvstate.events import Batch
 from kvstate.feeds.transport import Connected

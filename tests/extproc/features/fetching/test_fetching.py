@@ -9,20 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.config.schema import Cost
-from extproc.routing.decision import Decision, decide
-from extproc.routing.eligibility import Candidate
-from extproc.routing.fetching import (
+from extproc.features.fetching.offers import (
     MAX_PEERS,
     NOTHING,
-    Fetch,
     Offers,
-    Peer,
     StoredPrefix,
     fetch_of,
     most_held,
-    relief,
-    share_of_relief,
 )
+from extproc.features.fetching.term import FetchTerm, relief, share_of_relief
+from extproc.requests.request import PLAIN_REQUEST
+from extproc.routing.decide import decide
+from extproc.routing.decision import Decision
+from extproc.routing.eligibility import Candidate
+from extproc.routing.fetch import Fetch, Peer
 from extproc.routing.load import EndpointLoad, Loads
 from extproc.routing.query import Query, Snapshot
 from kvstate.overlap import Overlap, Prompt
@@ -136,9 +136,10 @@ def decision(of: Offers | None, busy: int, own: int) -> Decision:
         loads.begin(endpoint, 100.0, 0.0)
     workers = [Candidate(name, f"{name}:1", transfer_port=5710) for name in "pw"]
     held = {"p": Overlap(16, (250, 0, 0, 0))}
-    snapshot = Snapshot(workers, [held], loads.load, "cost", 0, offers=of)
+    snapshot = Snapshot(workers, [held], loads.load, "cost", 0)
     query = Query("m", [Prompt("m", array("I", range(4_100)))])
-    made = decide(query, snapshot, 0.0, Random(0))
+    terms = () if of is None else (FetchTerm(of, held, Cost()),)
+    made = decide(PLAIN_REQUEST, query, snapshot, 0.0, Random(0), terms)
     assert set(made.basis.fetches) <= {"w"}
     return made
 
@@ -181,9 +182,10 @@ def test_worker_that_loads_from_a_store_computes_only_the_rest() -> None:
     of = Offers(PREFILL, stores=(StoredPrefix("s", 4_000, 0.8, "wv"),))
     loads = Loads({"w:1": EndpointLoad()})
     workers = [Candidate("w", "w:1"), Candidate("v", "v:1")]
-    snapshot = Snapshot(workers, [{}], loads.load, "cost", 0, offers=of)
+    snapshot = Snapshot(workers, [{}], loads.load, "cost", 0)
     query = Query("m", [Prompt("m", array("I", range(4_100)))])
-    made = decide(query, snapshot, 0.0, Random(0))
+    terms = (FetchTerm(of, {}, Cost()),)
+    made = decide(PLAIN_REQUEST, query, snapshot, 0.0, Random(0), terms)
     assert made.uncached_tokens == 100
     assert set(made.basis.fetches) == {"w", "v"}
 

@@ -2,11 +2,9 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from msgspec.structs import replace
-
 from extproc.config.sections import StoreSettings
-from extproc.routing.fetching import Offers, StoredPrefix
-from extproc.routing.query import Query, Snapshot
+from extproc.features.fetching.offers import StoredPrefix
+from extproc.routing.query import Query
 from kvstate.overlap import Prompt
 from kvstate.stores import StoredTokens, StoreRules
 
@@ -34,25 +32,23 @@ class StoreOffers:
     def __init__(
         self,
         stores: Sequence[StoreSettings],
-        prefill_tokens_per_second: float,
         stored: Callable[[Prompt], Iterable[StoredTokens]],
         shares: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._worth: Mapping[str, float] = {one.name: one.worth_percent / 100 for one in stores}
-        self._prefill = prefill_tokens_per_second
         self._stored = stored
         self._shares = shares
 
-    def offer(self, query: Query, snapshot: Snapshot) -> Snapshot:
-        """Returns the snapshot with what workers could load of a query's only prompt."""
+    def offers(self, query: Query) -> Sequence[StoredPrefix]:
+        """Returns what workers could load of a query's only prompt."""
         if len(query.prompts) != 1 or not query.reads_cache:
-            return snapshot
+            return ()
         others = frozenset([name for one in query.variants for name in one.workers])
         stored = list(self._stored(query.prompts[0]))
         if not stored:
-            return snapshot
+            return ()
         shares = self._shares()
-        found = [
+        return [
             StoredPrefix(
                 one.store,
                 one.tokens,
@@ -62,4 +58,3 @@ class StoreOffers:
             )
             for one in stored
         ]
-        return replace(snapshot, offers=Offers(self._prefill, stores=found))

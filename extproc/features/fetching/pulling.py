@@ -10,9 +10,12 @@ from typing import NamedTuple
 import msgspec
 
 from extproc.config.schema import Config
+from extproc.features.fetching.offers import NOTHING_PULLABLE, Pullable, most_held
+from extproc.features.fetching.term import work_of
+from extproc.requests.request import RoutingRequest
 from extproc.routing.decision import Decision, PullSource
-from extproc.routing.eligibility import Candidate, why_excluded
-from extproc.routing.fetching import Offers, Peer, most_held, work_of
+from extproc.routing.eligibility import Candidate, Demand, why_excluded
+from extproc.routing.fetch import Peer
 from extproc.routing.load import Loads
 from extproc.routing.query import Query, Snapshot
 from extproc.routing.transfers import FleetTransfers, Transfers, counted_seconds
@@ -23,13 +26,6 @@ IDLE_TOKENS = 512
 
 # The prefills of a worker that pulls are not measured for this multiple of the expected time.
 UNSEEN_SLACK = 1.5
-
-NO_TOKENS: Mapping[str, int] = {}
-
-
-def nothing_on_host(_: Prompt) -> Mapping[str, int]:
-    """Returns that no worker holds anything in host memory."""
-    return NO_TOKENS
 
 
 class Pull(NamedTuple):
@@ -71,45 +67,38 @@ class Pulling:
         rules = config.disaggregation
         self._least = rules.min_pulled_tokens or 1
         self._configured = float(rules.transfer_tokens_per_second)
-        self._prefill = float(config.policy.cost.prefill_tokens_per_second)
         self._loads = loads
         self._on_host = on_host
 
-    def offer(self, query: Query, snapshot: Snapshot, now: float) -> Snapshot:
-        """Returns the snapshot with what workers could pull of a query's only prompt."""
+    def offers(
+        self, request: RoutingRequest, query: Query, snapshot: Snapshot, now: float
+    ) -> Pullable:
+        """Returns what workers could pull of a query's only prompt."""
         prompt = query.sole
-        if prompt is None or not (query.may_split and query.reads_cache):
-            return snapshot
+        if prompt is None or not (snapshot.may_split and query.reads_cache):
+            return NOTHING_PULLABLE
         if not self._loads.fleet_transfers.may_begin(now):
-            return snapshot
+            return NOTHING_PULLABLE
         certain = {name: one.certain_tokens for name, one in snapshot.overlaps[0].items()}
         if max(certain.values(), default=0) < self._least:
-            return snapshot
+            return NOTHING_PULLABLE
         others = {name for one in query.variants for name in one.workers}
         able = [
             worker
             for worker in snapshot.workers
             if worker.transfer_port is not None and worker.name not in others
         ]
-        held = self._on_host(prompt)
+        held, demand = self._on_host(prompt), Demand(query.lora, request.head.subset)
         peers = [
             self._peer(worker, min(held[worker.name], certain.get(worker.name, 0)), snapshot, now)
             for worker in able
             if worker.name in held
             and worker.endpoint not in snapshot.ejected
-            and not why_excluded(worker, query.demand, snapshot.unfit)
+            and not why_excluded(worker, demand, snapshot.unfit)
         ]
         peers = [one for one in peers if one.tokens >= self._least]
-        if not peers:
-            return snapshot
-        before = snapshot.offers or Offers(self._prefill)
-        offers = msgspec.structs.replace(
-            before,
-            peers=most_held(peers),
-            pullers=frozenset([worker.name for worker in able]),
-            least=self._least,
-        )
-        return msgspec.structs.replace(snapshot, offers=offers)
+        pullers = frozenset([worker.name for worker in able])
+        return Pullable(most_held(peers), pullers, self._least)
 
     def _peer(self, worker: Candidate, tokens: int, snapshot: Snapshot, now: float) -> Peer:
         transfers, assumed = self._loads.transfers(worker.endpoint), self._assumed(now)
@@ -122,6 +111,17 @@ class Pulling:
             transfers.speed(assumed, now),
             work_of(snapshot.load(worker.endpoint, now), snapshot.rules.cost.running_tokens),
         )
+
+    def begin_pull(self, decision: Decision, now: float) -> Pull | None:
+        """Notes the pull of a request that is about to be booked.
+
+        Returns it if it can be measured: if there is one, and its worker has hardly any queue.
+        """
+        if decision.source is None:
+            return None
+        queue = self._loads.load(decision.pick[0], now).backlog_tokens
+        pull = self.begin(decision.source, decision.pick[0], now)
+        return None if queue > IDLE_TOKENS else pull
 
     def begin(self, source: PullSource, endpoint: str, now: float) -> Pull:
         """Notes that the worker at an endpoint pulls from another one; returns the pull.

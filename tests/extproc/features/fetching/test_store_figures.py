@@ -1,4 +1,4 @@
-from extproc.observing.store_figures import StoreCollector
+from extproc.features.fetching.store_figures import StoreCollector
 
 
 def test_stores_are_shown_with_their_blocks() -> None:

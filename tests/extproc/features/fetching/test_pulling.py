@@ -10,11 +10,13 @@ from msgspec.structs import replace
 from extproc.config.schema import Config, Model
 from extproc.config.sections import Disaggregation
 from extproc.disaggregation.disaggregator import Disaggregator
-from extproc.disaggregation.pulling import Pulling, nothing_on_host
+from extproc.features.fetching.offers import NOTHING_PULLABLE, StoredPrefix
+from extproc.features.fetching.pulling import Pulling, with_priced_source
+from extproc.features.fetching.term import fetch_terms
+from extproc.requests.request import NO_HEAD, PLAIN_REQUEST, RoutingRequest
 from extproc.routing.decision import Decision, PullSource
-from extproc.routing.eligibility import Candidate, Demand
+from extproc.routing.eligibility import Candidate
 from extproc.routing.explain import explanation
-from extproc.routing.fetching import Offers, StoredPrefix
 from extproc.routing.query import Query, Snapshot, Variant
 from extproc.routing.transfers import MAX_MEASURED_SECONDS
 from kvstate.overlap import Overlap, Prompt
@@ -39,24 +41,35 @@ class PricedFleet:
         config = Config(models=(Model("m"),), disaggregation=rules)
         self.placing = books(config, Fleet(config))
         self.loads = self.placing.loads
-        fleet = fleet_of(self.placing)
-        self.step = Disaggregator(config, self.placing, fleet.upstreams, lambda _: on_host)
+        self.legs = Disaggregator(config, self.placing, fleet_of(self.placing).upstreams)
         self.pulling = Pulling(config, self.loads, lambda _: on_host)
+        self.is_priced = rules.price_pulls
         self.held = [{"a": Overlap(16, (500, 0, 0, 0))}]
 
     def snapshot(self, query: Query = QUERY) -> Snapshot:
         held = self.held * len(query.prompts)
-        return self.placing.snapshot(query, WORKERS, held, lambda _: "live", 0.0)
+        return self.placing.snapshot(PLAIN_REQUEST, query, WORKERS, held, lambda _: "live", 0.0)
 
-    def decide(self, *, has_roles: bool = False) -> Decision:
-        return self.step.decide(QUERY, self.snapshot(), 0.0, Random(0), has_roles=has_roles)
+    def decide(self) -> Decision:
+        snapshot, pullable = self.snapshot(), NOTHING_PULLABLE
+        if self.is_priced:
+            pullable = self.pulling.offers(PLAIN_REQUEST, QUERY, snapshot, 0.0)
+        terms = fetch_terms(8_000.0, snapshot, (), pullable)
+        made = self.legs.decide(
+            PLAIN_REQUEST, QUERY, snapshot, 0.0, Random(0), terms, has_roles=False
+        )
+        return with_priced_source(made)
 
     def peers(
-        self, query: Query = QUERY, snapshot: Snapshot | None = None, now: float = 0.0
+        self,
+        query: Query = QUERY,
+        snapshot: Snapshot | None = None,
+        now: float = 0.0,
+        request: RoutingRequest = PLAIN_REQUEST,
     ) -> set[str]:
         """The workers from which others could pull."""
-        offers = self.pulling.offer(query, snapshot or self.snapshot(query), now).offers
-        return set() if offers is None else {one.name for one in offers.peers}
+        found = self.pulling.offers(request, query, snapshot or self.snapshot(query), now)
+        return {one.name for one in found.peers}
 
 
 def test_busy_holder_loses_to_a_worker_that_pulls_from_it() -> None:
@@ -96,16 +109,16 @@ def test_pulls_under_way_make_their_source_worth_less_until_they_are_over() -> N
     one.loads.begin("a:1", 3_000.0, 0.0)
     pulled = 0
     while one.decide().source is not None:
-        assert one.step.begin_pull(one.decide(), 0.0) is not None
+        assert one.pulling.begin_pull(one.decide(), 0.0) is not None
         pulled += 1
     assert 1 < pulled < 20
-    assert one.step.begin_pull(one.decide(), 0.0) is None
+    assert one.pulling.begin_pull(one.decide(), 0.0) is None
 
 
 def test_arrival_of_a_pull_teaches_the_speed_of_its_source() -> None:
     one = PricedFleet()
     one.loads.begin("a:1", 3_000.0, 0.0)
-    pull = one.step.begin_pull(one.decide(), 0.0)
+    pull = one.pulling.begin_pull(one.decide(), 0.0)
     assert pull is not None
     pull.note_arrival(0.0, MAX_MEASURED_SECONDS + 1.0)  # too late to be the transfer
     pull.note_arrival(0.025, 1.025)
@@ -119,13 +132,12 @@ def test_speed_of_one_measured_source_is_assumed_of_all_others() -> None:
     one.held = [{name: Overlap(16, (500, 0, 0, 0)) for name in "ab"}]
     for name in "ab":
         one.loads.begin(f"{name}:1", 3_000.0, 0.0)
-    pull = one.step.begin_pull(one.decide(), 0.0)
+    pull = one.pulling.begin_pull(one.decide(), 0.0)
     assert pull is not None
     pull.expect()
     assert one.peers(now=1.0) == set()  # it is late
     pull.note_arrival(0.0, 2.0)
-    offers = one.pulling.offer(QUERY, one.snapshot(), 2.0).offers
-    assert offers is not None
+    offers = one.pulling.offers(PLAIN_REQUEST, QUERY, one.snapshot(), 2.0)
     assert [peer.tokens_per_second < 8_000 for peer in offers.peers] == [True, True]
 
 
@@ -136,22 +148,27 @@ def test_pull_of_a_worker_with_a_queue_is_not_measured() -> None:
         one.loads.begin(f"{name}:1", 1_000.0, 0.0)
     made = one.decide()
     assert made.source is not None
-    assert one.step.begin_pull(made, 0.0) is None
+    assert one.pulling.begin_pull(made, 0.0) is None
 
 
 @pytest.mark.parametrize(
     "query",
     [
-        replace(QUERY, may_split=False),
         replace(QUERY, reads_cache=False),
         replace(QUERY, prompts=[*QUERY.prompts, *QUERY.prompts]),
         replace(QUERY, variants=(Variant(frozenset("a"), QUERY.prompts, 1),)),
-        replace(QUERY, demand=Demand(subset=frozenset({"b:1", "c:1"}))),
     ],
 )
 def test_request_that_cannot_say_where_its_blocks_are_is_offered_nothing(query: Query) -> None:
     assert PricedFleet().peers() == {"a"}
     assert PricedFleet().peers(query) == set()
+
+
+def test_request_for_other_workers_or_of_one_leg_is_offered_nothing() -> None:
+    one, elsewhere = PricedFleet(), frozenset({"b:1", "c:1"})
+    request = RoutingRequest(replace(NO_HEAD, subset=elsewhere), None)
+    assert one.peers(request=request) == set()
+    assert one.peers(snapshot=replace(one.snapshot(), may_split=False)) == set()
 
 
 def test_offers_leave_out_what_is_not_in_host_memory_not_certain_or_failing() -> None:
@@ -162,26 +179,24 @@ def test_offers_leave_out_what_is_not_in_host_memory_not_certain_or_failing() ->
     assert one.peers(snapshot=replace(one.snapshot(), ejected={"a:1": "fails"})) == set()
     one.held = [{"a": Overlap(16, (50, 0, 0, 0), 450)}]
     assert one.peers() == set()
-    assert nothing_on_host(QUERY.prompts[0]) == {}
 
 
-def test_offers_of_stores_stay_beside_those_of_peers() -> None:
-    one, stored = PricedFleet(), StoredPrefix("s", 16, 0.2, ("a",))
-    before = replace(one.snapshot(), offers=Offers(8_000.0, stores=(stored,)))
-    offers = one.pulling.offer(QUERY, before, 0.0).offers
-    assert offers is not None
-    assert offers.stores == (stored,)
-    assert [peer.name for peer in offers.peers] == ["a"]
+def test_worker_that_could_load_or_pull_does_what_saves_more() -> None:
+    one = PricedFleet()
+    one.loads.begin("a:1", 3_000.0, 0.0)
+    snapshot = one.snapshot()
+    pullable = one.pulling.offers(PLAIN_REQUEST, QUERY, snapshot, 0.0)
+    for worth, store in ((0.2, ""), (0.95, "s")):
+        stored = StoredPrefix("s", 8_000, worth, ("b",))
+        terms = fetch_terms(8_000.0, snapshot, (stored,), pullable)
+        made = one.legs.decide(
+            PLAIN_REQUEST, QUERY, snapshot, 0.0, Random(0), terms, has_roles=False
+        )
+        assert made.basis.fetches["b"].store == store
 
 
 def test_request_of_one_leg_is_booked_as_any_other() -> None:
     one = PricedFleet()
-    booking = one.step.book(one.decide(), 0.0)
+    booking = one.legs.book(one.decide(), 0.0)
     assert booking is not None
-    assert (booking.endpoint, one.step.legs) == ("a:1", {})
-
-
-def test_workers_with_roles_are_not_priced() -> None:
-    one = PricedFleet()
-    one.loads.begin("a:1", 3_000.0, 0.0)
-    assert not one.decide(has_roles=True).basis.fetches
+    assert (booking.endpoint, one.legs.legs) == ("a:1", {})

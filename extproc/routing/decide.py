@@ -1,0 +1,386 @@
+"""Decides where a request goes: a pure function, used to route requests and to explain them.
+
+    eligible   which workers may answer at all                      `extproc.routing.eligibility`
+    savings    the tokens of it that each would not have to compute `extproc.routing.savings`
+    survey     the load and the cost of each, and of which          `extproc.routing.survey`
+    terms      what else adds to the cost, or lowers it             `extproc.routing.term`
+    candidates who is left without failing and full workers
+    order      the best of these by the policy                      `extproc.config.policies`
+    rank       which of its data-parallel ranks the pick should use `extproc.routing.ranks`
+
+It has no side effects: the clock and chance are arguments.
+"""
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+
+from extproc._core import lowest
+from extproc.config.policies import POLICIES, Order, PolicyInput
+from extproc.requests.request import RoutingRequest
+from extproc.routing.belonging import CONVERSATION, RESPONSE
+from extproc.routing.claims import Claims, held_tokens
+from extproc.routing.crowding import Crowding
+from extproc.routing.decision import OVER_LIMIT, Basis, Charged, Decision, Verdict
+from extproc.routing.eligibility import Candidate, Demand, Roster, places_without, why_excluded
+from extproc.routing.patience import Patience
+from extproc.routing.pins import PinnedRank
+from extproc.routing.policy_choice import endpoints_named
+from extproc.routing.query import Query, Snapshot
+from extproc.routing.ranks import Ranks, rank_of
+from extproc.routing.sampling import Chance, sample_of
+from extproc.routing.savings import Savings, savings_of
+from extproc.routing.siblings import Siblings, siblings_of
+from extproc.routing.survey import Survey, is_full, survey_of
+from extproc.routing.term import Term
+from kvstate.overlap import Overlap, of_any_rank
+
+OVER_CLASS_LIMIT = "over its limit of requests of this class"
+
+_endpoint_of = attrgetter("endpoint")
+
+# Naming a member through its class is a search, which every request would make several times.
+_STEER = Verdict.STEER
+
+
+def decide(
+    request: RoutingRequest,
+    query: Query,
+    snapshot: Snapshot,
+    now: float,
+    rng: Chance,
+    terms: Sequence[Term] = (),
+) -> Decision:
+    """Decides where a request goes, without side effects.
+
+    now: seconds of the loads' clock. terms: those of enabled features.
+    """
+    roster = snapshot.roster or Roster(snapshot.workers)
+    excluded, eligible = _eligible(request, query, snapshot, roster)
+    savings = savings_of(request, query, snapshot, eligible, now)
+    survey = _survey(request, snapshot, roster, eligible, excluded, savings, now, rng)
+    charges = _charges(survey, savings, snapshot, terms, now)
+    verdict, candidates = _candidates(request, query, survey, excluded, snapshot)
+    if savings.belonging.by == RESPONSE:
+        candidates = _sole(candidates, survey, savings.belonging.sole)
+    order = _order(request, query, candidates, survey, savings, snapshot, rng)
+    first = order[0].name if order else ""
+    held: Sequence[Mapping[str, Overlap]] = snapshot.overlaps
+    rank: PinnedRank | None = None
+    if snapshot.ranks is not None:
+        held, rank = _overlaps_of(first, order, eligible, snapshot, snapshot.ranks, now)
+    certain, uncertain = held_tokens(first, held)
+    loads, costs = survey.columns(len(snapshot.workers))
+    basis = Basis(
+        policy=snapshot.policy,
+        prompt_tokens=query.prompt_tokens,
+        weighed_tokens=savings.weighed_tokens,
+        certain_tokens=certain,
+        uncertain_tokens=uncertain,
+        workers=snapshot.workers,
+        excluded=excluded,
+        loads=loads,
+        costs=costs,
+        sampled=survey.sampled,
+        overlaps=held,
+        claims=savings.claims,
+        belonging=savings.belonging,
+        charges=charges,
+        affinity=survey.affinity,
+        running=snapshot.rules.cost.running_tokens,
+        media=query.media,
+    )
+    claimed = savings.claims_on(first)
+    return Decision(
+        verdict=verdict,
+        model=query.model,
+        pick=tuple(map(_endpoint_of, order)),
+        worker=first,
+        reason=_reason(query, verdict, basis, claimed),
+        uncached_tokens=_uncached(first, basis, claimed),
+        marks=savings.marks,
+        basis=basis,
+        rank=rank,
+        of_class=request.of_class,
+        tenant=request.tenant,
+    )
+
+
+def _eligible(
+    request: RoutingRequest, query: Query, snapshot: Snapshot, roster: Roster
+) -> tuple[list[str], Sequence[int]]:
+    """Returns why each worker is excluded, and the indices of those that may answer.
+
+    The indices are a range if all workers may.
+    """
+    subset, unfit = request.head.subset, snapshot.unfit
+    if query.proxy_reason:
+        return [query.proxy_reason] * len(snapshot.workers), ()
+    if query.lora is None and subset is None and not unfit:
+        return roster.excluded.copy(), roster.eligible
+    demand = Demand(query.lora, subset)
+    excluded = [why_excluded(worker, demand, unfit) for worker in snapshot.workers]
+    return excluded, places_without(excluded)
+
+
+def _survey(
+    request: RoutingRequest,
+    snapshot: Snapshot,
+    roster: Roster,
+    eligible: Sequence[int],
+    excluded: Sequence[str],
+    savings: Savings,
+    now: float,
+    rng: Chance,
+) -> Survey:
+    """Returns the survey of a sample of the eligible workers; of all if the sample is full."""
+    if 0 < snapshot.sample < len(eligible):
+        sampled = _sampled(eligible, excluded, savings.saved, snapshot, roster, rng)
+        survey = survey_of(eligible, sampled, snapshot, savings, now)
+        if sampled is None or not is_full(survey, snapshot.rules, request.of_class):
+            return survey
+    return survey_of(eligible, None, snapshot, savings, now)
+
+
+def _sampled(
+    eligible: Sequence[int],
+    excluded: Sequence[str],
+    saved: Mapping[str, float],
+    snapshot: Snapshot,
+    roster: Roster,
+    rng: Chance,
+) -> list[int] | None:
+    """Returns the indices of the workers to compare, random ones first; None for all.
+
+    Failing workers are drawn only if no others are left. The snapshot's sample is not 0, and fewer
+    than the eligible.
+    """
+    count, workers, ejected = snapshot.sample, snapshot.workers, snapshot.ejected
+    if not POLICIES[snapshot.policy].is_sampled:
+        return None
+    if ejected:
+        sound = [place for place in eligible if workers[place].endpoint not in ejected]
+        eligible = sound or eligible
+    places = roster.places
+    holders = {
+        places[name]: tokens
+        for name, tokens in saved.items()
+        if name in places and not excluded[places[name]]
+    }
+    return sample_of(eligible, holders, count, rng)
+
+
+def _charges(
+    survey: Survey, savings: Savings, snapshot: Snapshot, terms: Sequence[Term], now: float
+) -> Mapping[str, Charged]:
+    """Adds what the terms charge to the costs of a survey; returns it by the term's name."""
+    charges: dict[str, Charged] = {}
+    for term in (*_terms(savings, snapshot, now), *terms):
+        charge = term.charge(survey, savings)
+        if charge is not None:
+            survey.add(charge.tokens)
+            column = survey.column(charge.tokens, len(snapshot.workers))
+            charges[charge.name] = Charged(column, charge.fetches)
+    return charges
+
+
+def _terms(savings: Savings, snapshot: Snapshot, now: float) -> Sequence[Term]:
+    """Returns the terms that concern a request, besides those of features."""
+    belonging, cost = savings.belonging, snapshot.rules.cost
+    if not (belonging.is_new or belonging.home or cost.siblings_percent):  # most requests end here
+        return ()
+    terms: list[Term] = []
+    siblings = _siblings(savings, snapshot, now) if cost.siblings_percent else {}
+    if siblings:
+        terms.append(Siblings(siblings, cost.siblings_percent))
+    elif belonging.is_new:
+        terms.append(Crowding(lambda name: snapshot.conversations(name, now), snapshot.ejected))
+    if belonging.home:
+        terms.append(Patience(belonging.home, cost))
+    return terms
+
+
+def _siblings(savings: Savings, snapshot: Snapshot, now: float) -> Mapping[str, int]:
+    """Returns what the siblings of a request with one prompt just sent to workers."""
+    sent, marks = snapshot.claims, savings.marks
+    if sent is None or len(marks) != 1:
+        return {}
+    return siblings_of(savings.claims, sent.begun_at(marks[0]), now)
+
+
+def _candidates(
+    request: RoutingRequest, query: Query, survey: Survey, excluded: list[str], snapshot: Snapshot
+) -> tuple[Verdict, Sequence[int]]:
+    """Returns the verdict, and the workers to choose among, by index in the survey.
+
+    If ejections or the limit would leave out all workers, they are ignored, unless the rules shed.
+    """
+    rules, ejected = snapshot.rules, snapshot.ejected
+    candidates: Sequence[int] = range(len(survey.places))
+    if query.proxy_reason:
+        return Verdict.NO_OVERRIDE, ()
+    if not candidates:
+        return (Verdict.UNAVAILABLE if rules.refuse else Verdict.NO_OVERRIDE), ()
+    if ejected:
+        failing = {
+            at: ejected[survey.workers[at].endpoint]
+            for at in candidates
+            if survey.workers[at].endpoint in ejected
+        }
+        candidates = _without_bad(candidates, failing, survey, excluded)
+    if request.of_class is not None and request.of_class.max_in_flight is not None:
+        candidates = _within_class(candidates, request.of_class.max_in_flight, survey, excluded)
+        if not candidates:
+            return Verdict.SHED, ()
+    limit = rules.max_in_flight
+    if limit is None:
+        return _STEER, candidates
+    loads = survey.loads
+    full = {at: OVER_LIMIT for at in candidates if loads[at].counted >= limit}
+    if rules.shed and len(full) == len(candidates):
+        for at in full:
+            excluded[survey.places[at]] = OVER_LIMIT
+        return Verdict.SHED, ()
+    return Verdict.STEER, _without_bad(candidates, full, survey, excluded)
+
+
+def _within_class(
+    candidates: Sequence[int], limit: int, survey: Survey, excluded: list[str]
+) -> Sequence[int]:
+    """Returns the candidates with fewer requests of the class than its limit; enters the others."""
+    full = [at for at in candidates if survey.loads[at].peers >= limit]
+    for at in full:
+        excluded[survey.places[at]] = OVER_CLASS_LIMIT
+    return [at for at in candidates if survey.loads[at].peers < limit] if full else candidates
+
+
+def _without_bad(
+    candidates: Sequence[int], bad: Mapping[int, str], survey: Survey, excluded: list[str]
+) -> Sequence[int]:
+    """Returns the candidates that are not bad, or all of them if all are bad.
+
+    bad: the reason for each bad one; entered in `excluded` unless all are bad.
+    """
+    if not bad or len(bad) == len(candidates):
+        return candidates
+    for at, why in bad.items():
+        excluded[survey.places[at]] = why
+    return [at for at in candidates if not excluded[survey.places[at]]]
+
+
+def _sole(candidates: Sequence[int], survey: Survey, sole: str) -> Sequence[int]:
+    """Returns the only candidate that can answer, or all if it is none of them."""
+    return [at for at in candidates if survey.workers[at].name == sole] or candidates
+
+
+def _order(
+    request: RoutingRequest,
+    query: Query,
+    candidates: Sequence[int],
+    survey: Survey,
+    savings: Savings,
+    snapshot: Snapshot,
+    rng: Chance,
+) -> list[Candidate]:
+    """Returns the best candidates, at most as many as are named to the proxy."""
+    workers, costs = survey.workers, survey.costs
+    if len(candidates) != len(workers):
+        workers = [workers[at] for at in candidates]
+        costs = [costs[at] for at in candidates]
+    ranks = costs
+    if snapshot.policy != "cost":  # the usual one needs nothing more
+        ranks = _ranks(request, query, candidates, survey, workers, costs, savings, snapshot)
+    count = endpoints_named(snapshot.rules, is_duplex=False)
+    return list(map(workers.__getitem__, lowest(ranks, count, rng.random)))
+
+
+def _ranks(
+    request: RoutingRequest,
+    query: Query,
+    candidates: Sequence[int],
+    survey: Survey,
+    workers: Sequence[Candidate],
+    costs: list[float],
+    savings: Savings,
+    snapshot: Snapshot,
+) -> Order:
+    """Returns the ranks of candidates by the snapshot's policy."""
+    ranking = POLICIES[snapshot.policy]
+
+    def requests() -> list[float]:
+        each = survey.loads.requests()
+        return [each[at] for at in candidates]
+
+    columns = PolicyInput(
+        rules=snapshot.rules,
+        prompt_tokens=savings.weighed_tokens,
+        costs=costs,
+        saved=lambda: [savings.saved.get(worker.name, 0.0) for worker in workers],
+        in_flight=requests,
+        endpoints=lambda: list(map(_endpoint_of, workers)),
+        turn=snapshot.turn,
+        session=request.head.session or query.session,
+        header=request.policy_headers.get(ranking.reads_header, b""),
+    )
+    return ranking.rank(columns)
+
+
+def _overlaps_of(
+    first: str,
+    order: Sequence[Candidate],
+    eligible: Sequence[int],
+    snapshot: Snapshot,
+    ranks: Ranks,
+    now: float,
+) -> tuple[Sequence[Mapping[str, Overlap]], PinnedRank | None]:
+    """Returns the overlaps of each prompt, and the rank that the request should name, if any.
+
+    If an engine with several ranks chooses one itself, it may not be the one that holds the blocks;
+    then the first pick's overlaps are those that any of its ranks holds.
+    """
+    held = snapshot.overlaps
+    overlaps = [each[first] for each in held if first in each]
+    if not overlaps:
+        return held, None
+    # every worker that may answer must have the rank: if all endpoints of the pick are down, the
+    # proxy chooses another
+    counts = [ranks.count(snapshot.workers[place].name) for place in eligible]
+    work = ranks.work(order[0].endpoint, now, snapshot.rules.cost.running_tokens)
+    pin = ranks.choice(first).pin
+    rank = None if pin is None else rank_of(overlaps, counts, ranks.count(first), work)
+    if pin is not None and rank is not None:
+        return held, PinnedRank(rank, pin, ranks.path)
+    if ranks.count(first) <= 1:
+        return held, None
+    return [
+        {**each, first: of_any_rank(each[first])} if first in each else each for each in held
+    ], None
+
+
+def _uncached(first: str, basis: Basis, claimed: Claims) -> float:
+    """Returns how many tokens the first pick probably has to compute.
+
+    A conversation's worker has had all of its earlier turns, so there the claim counts fully: else
+    each turn of a long conversation would look like much work to all others.
+    """
+    tokens, belonging = basis.weighed_tokens - claimed.saved, basis.belonging
+    if belonging.by == CONVERSATION and first in belonging.credit:
+        tokens = basis.weighed_tokens - claimed.approximate
+    fetch = basis.fetches.get(first) if basis.charges else None
+    if fetch is None or fetch.peer is not None:
+        return tokens
+    return max(0.0, tokens - fetch.tokens * fetch.share)
+
+
+def _reason(query: Query, verdict: Verdict, basis: Basis, claimed: Claims) -> str:
+    """Returns why the pick was made: by overlap, or without it."""
+    if verdict is not _STEER and not query.proxy_reason:
+        return "shed" if verdict is Verdict.SHED else "no_worker"
+    if query.reason:
+        return query.reason
+    if not POLICIES[basis.policy].reads_caches:
+        return f"policy_{basis.policy}"
+    if basis.certain_tokens or basis.uncertain_tokens:
+        return "overlap" if basis.certain_tokens else "uncertain_overlap"
+    if claimed.speculative or claimed.approximate:
+        return "speculative_overlap" if claimed.speculative else "approximate_overlap"
+    return "nothing_cached"

@@ -1,0 +1,94 @@
+"""Savings: how many tokens of a request each worker would not have to compute."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from extproc.requests.outline import BYTES_PER_TOKEN
+from extproc.requests.request import RoutingRequest
+from extproc.routing.belonging import Belonging, belonging_of
+from extproc.routing.claim_table import ClaimTable
+from extproc.routing.claims import NO_CLAIMS, Claims, claims_of
+from extproc.routing.marks import Marks
+from extproc.routing.query import Query, Snapshot
+from kvstate.overlap import Overlap
+
+# The rest of a longer body that is not read is ignored: such bodies mostly carry media, which are
+# few tokens.
+MAX_UNREAD_BYTES = 128 * 1024
+
+
+class Savings(msgspec.Struct, frozen=True, gc=False):
+    """What workers are assumed to hold of a request, and how it is weighed. Workers are by name."""
+
+    # The tokens of its prompts, estimated if these are not known.
+    weighed_tokens: float
+    # Each prompt's marks.
+    marks: Sequence[Marks]
+    # What each worker holds, or was sent.
+    claims: Mapping[str, Claims]
+    # Which workers its conversation prefers.
+    belonging: Belonging
+    # The tokens by which each worker is preferred: claimed, or credited to the conversation.
+    saved: Mapping[str, float]
+
+    def claims_on(self, worker: str) -> Claims:
+        """Returns what a worker is assumed to hold of the request."""
+        return self.claims.get(worker, NO_CLAIMS)
+
+
+def savings_of(
+    request: RoutingRequest, query: Query, snapshot: Snapshot, eligible: Sequence[int], now: float
+) -> Savings:
+    """Returns what workers would save of a request.
+
+    eligible: the indices of those that may answer. now: seconds of the loads' clock.
+    """
+    weighed, state = _weighed(query), snapshot.state
+    if query.media is not None and not query.media.is_whole:
+        state = _unknown  # feeds show nothing of what is behind
+    marks = _marks(query, snapshot.claims)
+    claims = _claims(snapshot.overlaps, marks, snapshot, state, now) if query.reads_cache else {}
+    saved = {name: one.saved for name, one in claims.items()}
+    belonging = belonging_of(request, query, marks, eligible, snapshot, saved, weighed, now)
+    for name, more in belonging.credit.items():
+        saved[name] = max(saved.get(name, 0.0), more)
+    return Savings(weighed, marks, claims, belonging, saved)
+
+
+def _unknown(_: str) -> str:
+    """Returns a state in which what was sent to a worker counts."""
+    return ""
+
+
+def _weighed(query: Query) -> float:
+    """Returns the tokens of a query, estimated if its prompts are not known."""
+    if query.media is not None:
+        return query.media.weighed_tokens
+    if query.prompts:
+        return float(query.prompt_tokens)
+    if query.outline is not None:
+        return query.outline.tokens
+    return min(query.unread_bytes, MAX_UNREAD_BYTES) / BYTES_PER_TOKEN
+
+
+def _marks(query: Query, sent: ClaimTable | None) -> Sequence[Marks]:
+    if sent is None:
+        return ()
+    if query.outline is not None:
+        if query.salt == "":
+            return ()
+        return (sent.text_marks(query.model, query.outline, query.lora, query.salt),)
+    return list(map(sent.marks, query.prompts))
+
+
+def _claims(
+    held: Sequence[Mapping[str, Overlap]],
+    marks: Sequence[Marks],
+    snapshot: Snapshot,
+    state: Callable[[str], str],
+    now: float,
+) -> Mapping[str, Claims]:
+    sent = snapshot.claims
+    expected = [sent.expected(one, now) for one in marks] if sent is not None else []
+    return claims_of(held, expected, state, snapshot.rules.cost, snapshot.block_size)
