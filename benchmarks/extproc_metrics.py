@@ -112,17 +112,17 @@ async def _measured(rounds: int) -> Row:
         with timed() as cost:
             for ask in requests:
                 metrics.open_streams += 1
-                _, booking = _at_once(router.route(ask))
-                if booking is not None:
-                    router.release(booking)
+                _, ticket = _at_once(router.route(ask))
+                if ticket is not None:
+                    router.release(ticket)
                 metrics.open_streams -= 1
         return cost
 
     for _, router in routers:  # what comes first may wait: templates, proofs of encoders
         for ask in asks():
-            _, booking = await router.route(ask)
-            if booking is not None:
-                router.release(booking)
+            _, ticket = await router.route(ask)
+            if ticket is not None:
+                router.release(ticket)
     costs = interleave(
         rounds,
         {

@@ -41,7 +41,8 @@ from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.claim_table import Holdings
 from extproc.routing.decision import Decision, Split
 from extproc.routing.eligibility import Candidate
-from extproc.routing.load import Booking, Loads
+from extproc.routing.endpoint_load import Ticket
+from extproc.routing.load import Loads
 from extproc.routing.marks import Marks
 from extproc.routing.pins import NO_CHOICE, RankChoice
 from extproc.routing.placing import Placing
@@ -195,7 +196,7 @@ class _Router:
         self._legs = Disaggregator(config, self._placing, self._workers.upstreams)
         self._rng = Random(seed + 77)
         self._looked_at = 0.0
-        self._open: dict[int, Booking] = {}
+        self._open: dict[int, Ticket] = {}
         self.splits = 0
 
     def pick(self, request: Request, now: float) -> int:
@@ -216,9 +217,9 @@ class _Router:
         decision = self._by_length(decision)
         computes = decision.prefill or decision
         is_told = not self._view.holds(int(computes.worker), last_block(request.blocks))
-        booking = self._legs.book(decision, now, prompt if is_told else None)
-        assert booking is not None
-        self._open[id(request)] = booking
+        ticket = self._legs.book(decision, now, prompt if is_told else None)
+        assert ticket is not None
+        self._open[id(request)] = ticket
         if decision.prefill is not None:
             request.prefill = int(decision.prefill.worker)
             self.splits += 1
@@ -234,9 +235,9 @@ class _Router:
     def over(self, request: Request, now: float) -> None:
         """Notes that the answer is complete."""
         self._look_until(now)
-        booking = self._open.pop(id(request))
-        self._legs.release(booking, now)
-        self._placing.release(booking, now)
+        ticket = self._open.pop(id(request))
+        self._legs.release(ticket, now)
+        self._placing.release(ticket, now)
 
     def _look_until(self, now: float) -> None:
         """Checks which prompts are computed, at each due time until now."""
@@ -245,22 +246,22 @@ class _Router:
             self._looked_at += LOOK_SECONDS
             self._view.update(self._looked_at)
             for name, state in self._workers.upstreams.loads.items():
-                for booking in list(state.speed.waiting)[:MAX_AHEAD]:
-                    if booking.prompt is not None:
-                        self._look(int(name), booking)
+                for ticket in list(state.speed.waiting)[:MAX_AHEAD]:
+                    if ticket.prompt is not None:
+                        self._look(int(name), ticket)
                 loads.look(name, self._looked_at)
 
-    def _look(self, number: int, booking: Booking) -> None:
-        assert booking.prompt is not None
-        tokens: Tokens = booking.prompt.tokens  # type: ignore[assignment]
-        is_first = booking is next(iter(booking.load.speed.waiting), None)
-        if not booking.is_sure and not is_first:
+    def _look(self, number: int, ticket: Ticket) -> None:
+        assert ticket.prompt is not None
+        tokens: Tokens = ticket.prompt.tokens  # type: ignore[assignment]
+        is_first = ticket is next(iter(ticket.load.speed.waiting), None)
+        if not ticket.is_sure and not is_first:
             return
         if self._view.holds(number, last_block(tokens.blocks)):
-            self._workers.loads.note_computed(booking, self._looked_at)
-        elif not booking.is_sure:
+            self._workers.loads.note_computed(ticket, self._looked_at)
+        elif not ticket.is_sure:
             held = self._view.overlaps(tokens.blocks).get(str(number), Overlap(1, (0, 0, 0, 0)))
-            self._workers.loads.revise(booking, tokens.count - held.certain_tokens)
+            self._workers.loads.revise(ticket, tokens.count - held.certain_tokens)
 
 
 def run(cell: Cell, contestant: Contestant, seed: int) -> Result:

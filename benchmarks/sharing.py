@@ -38,8 +38,9 @@ from rows import Run, arguments, run
 
 from extproc.config.sections import SharingSettings as Options
 from extproc.routing.claim_table import Claim, ClaimTable, Holdings
+from extproc.routing.endpoint_load import EndpointLoad, Ticket
 from extproc.routing.homes import Homes
-from extproc.routing.load import Booking, EndpointLoad, Loads
+from extproc.routing.load import Loads
 from extproc.routing.marks import marks_of
 from extproc.routing.told import Place, WorkerNews
 from extproc.running.event_loop import Sweeper
@@ -129,26 +130,26 @@ class Traffic:
         self._fleet = fleet
         self._sent = sent
         self.telling = telling
-        self._under_way = deque[tuple[float, Booking, Claim]]()
-        self._probe: Booking | None = None
+        self._under_way = deque[tuple[float, Ticket, Claim]]()
+        self._probe: Ticket | None = None
         self.count = 0
 
     def decide(self, now: float) -> None:
         """Sends a request to a worker."""
         self.count += 1
         worker = WORKERS[(self.count * 7 + self._number) % len(WORKERS)]
-        booking = self._fleet.loads.begin(worker, UNCACHED_TOKENS, now)
+        ticket = self._fleet.loads.begin(worker, UNCACHED_TOKENS, now)
         marks = marks_of(self.count * ROUTERS + self._number, PROMPT)
         claim = self._sent.record(self._fleet.by_name[worker], marks, now)
         if self.telling is not None:
             self.telling.begin([claim], worker, UNCACHED_TOKENS)
-        self._under_way.append((now, booking, claim))
+        self._under_way.append((now, ticket, claim))
 
     def end(self, now: float) -> None:
         """Ends the requests that are due."""
         while self._under_way and self._under_way[0][0] < now - LASTS_SECONDS:
-            _, booking, claim = self._under_way.popleft()
-            self._fleet.loads.end(booking, now)
+            _, ticket, claim = self._under_way.popleft()
+            self._fleet.loads.end(ticket, now)
             self._sent.end(claim, now)
             if self.telling is not None:
                 self.telling.end(claim)

@@ -18,7 +18,8 @@ from extproc.routing.claim_table import (
     ToldPlaces,
 )
 from extproc.routing.eligibility import Candidate
-from extproc.routing.load import EndpointLoad, Load, Rates
+from extproc.routing.endpoint_load import EndpointLoad
+from extproc.routing.load import Load, Rates
 from extproc.routing.marks import Marked
 from extproc.routing.told import Told
 from kvstate.overlap import Tokens

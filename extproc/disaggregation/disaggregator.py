@@ -15,7 +15,7 @@ from extproc.disaggregation.legs import decide_legs, with_source
 from extproc.requests.request import RoutingRequest
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
-from extproc.routing.load import Booking
+from extproc.routing.endpoint_load import Ticket
 from extproc.routing.placing import Placing
 from extproc.routing.query import Query, Snapshot
 from extproc.routing.sampling import Chance
@@ -29,11 +29,7 @@ LEG_SLACK = 2.0
 
 
 class Disaggregator:
-    """The second legs of one router's requests. Times are seconds of one monotonic clock.
-
-    pulls: whether a worker may pull a part of a prompt from another one. legs: the bookings of
-    prefill workers, by those of the workers that answer.
-    """
+    """The second legs of one router's requests. Times are seconds of one monotonic clock."""
 
     def __init__(
         self,
@@ -45,10 +41,8 @@ class Disaggregator:
         self._rate = config.policy.cost.prefill_tokens_per_second
         self._placing = placing
         self._upstreams = upstreams
-        self.pulls = self._rules.min_pulled_tokens is not None
-        self.legs: dict[Booking, Booking] = {}
         self._numbers = itertools.count()
-        self._over: list[tuple[float, int, Booking]] = []
+        self._over: list[tuple[float, int, Ticket]] = []
 
     def decide(
         self,
@@ -82,7 +76,7 @@ class Disaggregator:
         body = None if request.wants_endpoint else request.body
         return may_split(self._rules.connector, request.head.path, body)
 
-    def book(self, decision: Decision, now: float, prompt: Prompt | None = None) -> Booking | None:
+    def book(self, decision: Decision, now: float, prompt: Prompt | None = None) -> Ticket | None:
         """Counts a request on its first pick, and on its prefill worker if it has one.
 
         Arguments and result are those of `Placing.book`; a prefill worker's feed announces the
@@ -92,24 +86,24 @@ class Disaggregator:
         prefill = decision.prefill
         if prefill is None:
             return self._placing.book(decision, now, prompt)
-        booking = self._placing.book(decision, now, None, uncached_tokens=0.0)
-        if booking is None:
+        ticket = self._placing.book(decision, now, None, uncached_tokens=0.0)
+        if ticket is None:
             return None
         leg = self._placing.begin(prefill, prefill.uncached_tokens, now, prompt)
-        self.legs[booking] = leg
+        ticket.leg = leg
         load = self._placing.loads.load(leg.endpoint, now)
         seconds = LEG_SLACK * load.backlog_tokens * load.slowness / self._rate
         heapq.heappush(self._over, (now + seconds, next(self._numbers), leg))
-        return booking
+        return ticket
 
     def _end_computed(self, now: float) -> None:
         """Ends the load of prompts that are assumed to be computed."""
         while self._over and self._over[0][0] <= now:
             self._placing.loads.end(heapq.heappop(self._over)[2], now)
 
-    def note_answer(self, booking: Booking, status: int, now: float) -> None:
+    def note_answer(self, ticket: Ticket, status: int, now: float) -> None:
         """Notes that a response began: if one of two workers is failing, nobody knows which."""
-        leg = self.legs.get(booking)
+        leg = ticket.leg
         if leg is None:
             return
         if is_uncomputed(status):
@@ -118,17 +112,17 @@ class Disaggregator:
         if status >= FIRST_SERVER_ERROR:
             # only its health check clears it: an answer may be older than the fault
             self._upstreams.doubt(leg.endpoint, is_doubted=True)
-            for endpoint in (leg.endpoint, booking.endpoint):
+            for endpoint in (leg.endpoint, ticket.endpoint):
                 self._upstreams.note_failed_half(endpoint)
 
-    def disclaim(self, booking: Booking) -> None:
+    def disclaim(self, ticket: Ticket) -> None:
         """Withdraws the claim that the prefill worker holds the request's prompt."""
-        leg = self.legs.get(booking)
+        leg = ticket.leg
         if leg is not None:
             self._placing.disclaim(leg)
 
-    def release(self, booking: Booking, now: float) -> None:
+    def release(self, ticket: Ticket, now: float) -> None:
         """Releases the second leg of an ended request; a second call changes nothing."""
-        leg = self.legs.pop(booking, None)
+        leg, ticket.leg = ticket.leg, None
         if leg is not None:
             self._placing.release(leg, now)

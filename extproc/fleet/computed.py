@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from extproc.fleet.polling import Look
 from extproc.fleet.record import Worker
-from extproc.routing.load import Booking, Loads
+from extproc.routing.endpoint_load import Ticket
+from extproc.routing.load import Loads
 from extproc.routing.speed import Speed
 from extproc.routing.upstreams import Upstream
 from kvstate.overlap import Overlap, Prompt, usable_tokens
@@ -91,13 +92,13 @@ class Computed:
             self._look_up(worker, upstream.load.speed, now)
         self._loads.look(upstream.endpoint, now)
 
-    def _look_up(self, worker: Worker, speed: Speed[Booking], now: float) -> None:
-        for booking in self._ahead(list(speed.waiting)):
-            is_first = speed.is_first(booking)
-            if (booking.is_sure or is_first) and booking in speed.waiting:
-                self._look_up_one(worker, booking, now, is_first=is_first)
+    def _look_up(self, worker: Worker, speed: Speed[Ticket], now: float) -> None:
+        for ticket in self._ahead(list(speed.waiting)):
+            is_first = speed.is_first(ticket)
+            if (ticket.is_sure or is_first) and ticket in speed.waiting:
+                self._look_up_one(worker, ticket, now, is_first=is_first)
 
-    def _ahead(self, waiting: Sequence[Booking]) -> Sequence[Booking]:
+    def _ahead(self, waiting: Sequence[Ticket]) -> Sequence[Ticket]:
         """Returns the oldest prompts and, in turn, one of those behind them.
 
         So prompts that nothing announces cannot hide the others for long.
@@ -107,18 +108,18 @@ class Computed:
             return waiting
         return [*waiting[:MAX_AHEAD], waiting[MAX_AHEAD + self._looks % behind]]
 
-    def _look_up_one(self, worker: Worker, booking: Booking, now: float, *, is_first: bool) -> None:
-        prompt = booking.prompt
+    def _look_up_one(self, worker: Worker, ticket: Ticket, now: float, *, is_first: bool) -> None:
+        prompt = ticket.prompt
         if prompt is None:
             return
         if not usable_tokens(prompt.tokens, self._block_size(worker.name)):
-            self._loads.unseen(booking)  # its blocks are larger than was known at the pick
+            self._loads.unseen(ticket)  # its blocks are larger than was known at the pick
             return
         self._remaining_tokens -= len(prompt.tokens)
         overlap = self._overlaps(prompt).get(worker.name)
         usable = usable_tokens(prompt.tokens, 1 if overlap is None else overlap.block_size)
         if overlap is not None and overlap.held_tokens >= usable:
-            self._loads.note_computed(booking, now)
-        elif is_first and not booking.is_sure:
+            self._loads.note_computed(ticket, now)
+        elif is_first and not ticket.is_sure:
             held = 0 if overlap is None else overlap.certain_tokens + overlap.uncertain_tokens
-            self._loads.revise(booking, len(prompt.tokens) - held)
+            self._loads.revise(ticket, len(prompt.tokens) - held)

@@ -65,7 +65,7 @@ class Doubts:
 
     def _signs(self, worker: Worker, upstream: Upstream, now: float) -> SignsOfLife:
         is_cut, batches = self._sign_of_life(worker.name)
-        in_flight = len(upstream.load.bookings)
+        in_flight = len(upstream.load.tickets)
         is_dead = upstream.is_ejected_by(Judge.DOUBTS, now)
         is_doubted = is_dead or upstream.is_suspect or bool(worker.asleep)
         return SignsOfLife(is_cut, batches, in_flight, is_doubted)

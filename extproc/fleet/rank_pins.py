@@ -12,7 +12,7 @@ from extproc.config.owned_headers import rank_name
 from extproc.config.schema import AUTO, Config
 from extproc.fleet.polling import Look
 from extproc.fleet.record import Table, Worker
-from extproc.routing.load import Booking
+from extproc.routing.endpoint_load import Ticket
 from extproc.routing.pins import NO_CHOICE, RankChoice, choice_of
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Prompt, usable_tokens
@@ -31,7 +31,7 @@ class _Watched(NamedTuple):
 
     worker: str
     endpoint: str
-    booking: Booking
+    ticket: Ticket
     prompt: Prompt
     until: float
 
@@ -77,14 +77,14 @@ class RankPins:
         pin = choice.pin
         return NO_CHOICE if pin is not None and pin.in_body and not writes_body else choice
 
-    def watch(self, worker: str, booking: Booking, prompt: Prompt) -> None:
+    def watch(self, worker: str, ticket: Ticket, prompt: Prompt) -> None:
         """Watches which rank stores the prompt of a request that names one.
 
         prompt: one of which the worker lacks blocks that it will announce.
         """
-        if booking.rank is not None:
+        if ticket.rank is not None:
             until = self._monotonic() + WATCH_SECONDS
-            self._watched.append(_Watched(worker, booking.endpoint, booking, prompt, until))
+            self._watched.append(_Watched(worker, ticket.endpoint, ticket, prompt, until))
 
     def _look(self) -> None:
         """Looks up some of the watched prompts, the oldest first."""
@@ -93,13 +93,13 @@ class RankPins:
             one = self._watched.popleft()
             worker = self._table.get(one.worker)
             # a request that another worker answered says nothing
-            if worker is None or one.booking.endpoint != one.endpoint or now > one.until:
+            if worker is None or one.ticket.endpoint != one.endpoint or now > one.until:
                 continue
             is_obeyed = self._is_obeyed(one)
             if is_obeyed is None:
                 self._watched.append(one)
             else:
-                self._note(worker, one.booking, is_obeyed=is_obeyed)
+                self._note(worker, one.ticket, is_obeyed=is_obeyed)
 
     def _is_obeyed(self, one: _Watched) -> bool | None:
         """Returns whether the named rank stored a prompt; None while none has."""
@@ -107,15 +107,15 @@ class RankPins:
         tokens = 0 if best is None else usable_tokens(one.prompt.tokens, best.block_size)
         if best is None or best.certain_tokens + best.uncertain_tokens < tokens:
             return None
-        named = one.booking.rank
+        named = one.ticket.rank
         if named is None or best.rank == named.rank:
             return True
         # another request with the same prompt may have been computed by another rank
         held = self._fleet.overlap_of_rank(one.worker, named.rank, one.prompt)
         return held is not None and held.rank_order[:2] >= best.rank_order[:2]
 
-    def _note(self, worker: Worker, booking: Booking, *, is_obeyed: bool) -> None:
-        named, findings = booking.rank, worker.pin_findings
+    def _note(self, worker: Worker, ticket: Ticket, *, is_obeyed: bool) -> None:
+        named, findings = ticket.rank, worker.pin_findings
         if named is None:
             return
         was_refuted = findings.is_refuted(named.path)

@@ -12,16 +12,16 @@ join this router's in one queue, since the worker computes one prompt after the 
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
 import msgspec
 
-from extproc._core import LoadColumns, LoadNumbers, load_of
+from extproc._core import LoadColumns, load_of
 from extproc.routing.eligibility import Candidate
+from extproc.routing.endpoint_load import EndpointLoad, LevelLoad, LoadSample, Ticket
 from extproc.routing.pins import PinnedRank
-from extproc.routing.speed import LEAST_SECONDS, Common, Speed
+from extproc.routing.speed import LEAST_SECONDS, Common
 from extproc.routing.told import GaugesOf, Place, Told, WorkerNews
 from extproc.routing.transfers import FleetTransfers, Transfers
 from kvstate.overlap import Prompt
@@ -40,23 +40,8 @@ UTILIZATION_SECONDS = 10.0
 # compute in so many of these windows.
 MAX_TOLD_WINDOWS = 4.0
 
-# The weight of a new booking in the moving average of uncached tokens.
+# The weight of a new request in the moving average of uncached tokens.
 _MEAN_STEP = 0.05
-
-
-class LoadSample(NamedTuple):
-    """A worker's report of its load.
-
-    running, waiting: requests. asked_at: when the worker was asked, or the figures were taken.
-    pending_tokens: prompt tokens not computed yet, of all its requests. cache_usage: share of its
-    cache that running requests use, on its fullest rank. None if not reported.
-    """
-
-    running: int
-    waiting: int
-    asked_at: float
-    pending_tokens: int | None = None
-    cache_usage: float | None = None
 
 
 class Load(msgspec.Struct, frozen=True, gc=False):
@@ -100,68 +85,6 @@ class Gauges(NamedTuple):
     sent_tokens: int
     backlog_tokens: int
     lately_tokens: int
-
-
-@dataclass(slots=True)
-class LevelLoad:
-    """This router's requests of one level of classes: in flight, and the tokens of those queued."""
-
-    requests: int = 0
-    queued_tokens: float = 0.0
-
-
-class EndpointLoad:
-    """The load record of one endpoint: its requests in flight, and its worker's last report.
-
-    It is removed with the endpoint. Requests still in flight then keep the record until they end;
-    a later worker at the same address starts with a new one.
-
-    numbers: what decisions read. queued: its requests that are not known to be computed, oldest
-    first. gauges: the last figures of each other router. levels: its requests by the level of their
-    class, empty without classes. transfers: what other workers pull from it.
-    """
-
-    __slots__ = (
-        "bookings",
-        "gauges",
-        "levels",
-        "numbers",
-        "queued",
-        "report",
-        "speed",
-        "transfers",
-    )
-
-    def __init__(self) -> None:
-        self.speed: Speed[Booking] = Speed()
-        self.numbers = LoadNumbers(self.speed)
-        self.bookings: set[Booking] = set()
-        self.queued: dict[Booking, None] = {}
-        self.report: LoadSample | None = None
-        self.gauges: dict[str, GaugesOf] = {}
-        self.levels: dict[int, LevelLoad] = {}
-        self.transfers = Transfers()
-
-
-class Booking(msgspec.Struct, eq=False):
-    """One request sent to an endpoint; uncached_tokens is its expected work.
-
-    load: the record in which it is booked. rank: the rank that it names, None if none. prompt: the
-    one that the worker's feed announces once it is computed; None if it does not. computed_at: when
-    that was announced, None before. ahead_tokens: what other routers sent there since this router's
-    previous request; it is computed first. level: of its class, None without classes.
-    """
-
-    endpoint: str
-    uncached_tokens: float
-    load: EndpointLoad
-    began_at: float = 0.0
-    rank: PinnedRank | None = None
-    prompt: Prompt | None = None
-    is_sure: bool = True
-    computed_at: float | None = None
-    ahead_tokens: float = 0.0
-    level: int | None = None
 
 
 # The configured tokens per second, the tokens of a window, the fleet's slowness, and the seconds of
@@ -208,85 +131,85 @@ class Loads:
         *,
         is_sure: bool = True,
         level: int | None = None,
-    ) -> Booking:
-        """Books a request on an endpoint until `end`; returns the booking."""
+    ) -> Ticket:
+        """Books a request on an endpoint until `end`; returns its ticket."""
         state = self._endpoints.get(endpoint) or EndpointLoad()  # one that nobody reads
-        booking = Booking(endpoint, uncached_tokens, state, now, rank, prompt, is_sure, level=level)
-        self._add(booking, now)
+        ticket = Ticket(endpoint, uncached_tokens, state, now, rank, prompt, is_sure, level=level)
+        self._add(ticket, now)
         self._mean_uncached += _MEAN_STEP * (uncached_tokens - self._mean_uncached)
-        return booking
+        return ticket
 
     def _record(self, endpoint: str) -> EndpointLoad:
         """Returns an endpoint's load record; for an unknown endpoint, one that nobody reads."""
         found = self._endpoints.get(endpoint)
         return EndpointLoad() if found is None else found
 
-    def _add(self, booking: Booking, now: float) -> None:
-        state, tokens = booking.load, booking.uncached_tokens
+    def _add(self, ticket: Ticket, now: float) -> None:
+        state, tokens = ticket.load, ticket.uncached_tokens
         left = state.numbers.begin(tokens, now, self._rate, UTILIZATION_SECONDS)
-        state.bookings.add(booking)
-        state.queued[booking] = None
-        if booking.level is not None:
-            of_level = state.levels.setdefault(booking.level, LevelLoad())
+        state.tickets.add(ticket)
+        state.queued[ticket] = None
+        if ticket.level is not None:
+            of_level = state.levels.setdefault(ticket.level, LevelLoad())
             of_level.requests += 1
             of_level.queued_tokens += tokens
         if self._touched is not None:
-            self._touched.add(booking.endpoint)
+            self._touched.add(ticket.endpoint)
         if self._learns:
             work = tokens / self._rate
             if work <= LEAST_SECONDS:
                 return
-            if booking.prompt is None:
+            if ticket.prompt is None:
                 state.speed.begin_unseen(work, now)
             else:
-                self._begin(booking, min(state.numbers.ahead_tokens, left), now)
+                self._begin(ticket, min(state.numbers.ahead_tokens, left), now)
 
-    def _begin(self, booking: Booking, ahead_tokens: float, now: float) -> None:
+    def _begin(self, ticket: Ticket, ahead_tokens: float, now: float) -> None:
         """Starts learning the speed from a request; ahead_tokens: other routers', just before it.
 
         How many of those are left when the worker has computed this router's earlier requests is a
         guess, which spoils the measurement.
         """
-        state, speed = booking.load, booking.load.speed
+        state, speed = ticket.load, ticket.load.speed
         state.numbers.ahead_tokens = 0.0
         if speed.waiting:
-            booking.ahead_tokens = ahead_tokens
+            ticket.ahead_tokens = ahead_tokens
         else:
             speed.begin_unseen(ahead_tokens / self._rate, now)
-        work = (booking.uncached_tokens + booking.ahead_tokens) / self._rate
-        speed.begin(booking, work, now, is_sure=booking.is_sure)
+        work = (ticket.uncached_tokens + ticket.ahead_tokens) / self._rate
+        speed.begin(ticket, work, now, is_sure=ticket.is_sure)
 
-    def revise(self, booking: Booking, uncached_tokens: float) -> None:
+    def revise(self, ticket: Ticket, uncached_tokens: float) -> None:
         """Corrects the oldest request's uncached tokens for the measurement of the speed.
 
         They are known once all requests before it are computed.
         """
-        booking.is_sure = True
-        work = (uncached_tokens + booking.ahead_tokens) / self._rate
-        booking.load.speed.revise(booking, work)
+        ticket.is_sure = True
+        work = (uncached_tokens + ticket.ahead_tokens) / self._rate
+        ticket.load.speed.revise(ticket, work)
 
-    def unseen(self, booking: Booking) -> None:
+    def unseen(self, ticket: Ticket) -> None:
         """Notes that nothing will announce when this request is computed."""
-        booking.prompt = None
-        booking.load.speed.drop(booking)
+        ticket.prompt = None
+        ticket.load.speed.drop(ticket)
 
-    def note_computed(self, booking: Booking, now: float) -> None:
+    def note_computed(self, ticket: Ticket, now: float) -> None:
         """Notes that the worker's feed announced a prompt as computed, and so all before it.
 
         These leave the queue, and other routers are informed. Otherwise they would have to estimate
         the queue from the worker's speed, with a growing error.
         """
-        state = booking.load
-        booking.prompt, booking.computed_at = None, now
+        state = ticket.load
+        ticket.prompt, ticket.computed_at = None, now
         backlog = state.numbers.backlog(now, self._rate)
-        state.speed.note_computed(booking, now, self._common)
+        state.speed.note_computed(ticket, now, self._common)
         self._update_common(now)
-        if booking in state.queued:
-            for one in list(takewhile(lambda one: one is not booking, state.queued)):
+        if ticket in state.queued:
+            for one in list(takewhile(lambda one: one is not ticket, state.queued)):
                 _leave_queue(one)
-            _leave_queue(booking)
+            _leave_queue(ticket)
             if self._touched is not None:
-                self._touched.add(booking.endpoint)
+                self._touched.add(ticket.endpoint)
         state.numbers.bound(backlog, now, UTILIZATION_SECONDS)
 
     def note_unseen(self, endpoint: str, seconds: float, now: float) -> None:
@@ -308,41 +231,41 @@ class Loads:
             self._common.update([state.speed for state in self._endpoints.values()], now)
             self.rates = self._rates()
 
-    def end(self, booking: Booking, now: float) -> None:
+    def end(self, ticket: Ticket, now: float) -> None:
         """Ends a request; a second call changes nothing."""
-        state = booking.load
-        if booking not in state.bookings:
+        state = ticket.load
+        if ticket not in state.tickets:
             return
-        if booking.computed_at is not None:
-            state.speed.note_end(now - booking.computed_at)
-        elif booking in state.speed.waiting:
-            state.speed.drop(booking)
-        state.bookings.remove(booking)
-        if booking in state.queued:
-            _leave_queue(booking)
-        if booking.level is not None:
-            state.levels[booking.level].requests -= 1
+        if ticket.computed_at is not None:
+            state.speed.note_end(now - ticket.computed_at)
+        elif ticket in state.speed.waiting:
+            state.speed.drop(ticket)
+        state.tickets.remove(ticket)
+        if ticket in state.queued:
+            _leave_queue(ticket)
+        if ticket.level is not None:
+            state.levels[ticket.level].requests -= 1
         state.numbers.end(now, self._rate, UTILIZATION_SECONDS)
         if self._touched is not None:
-            self._touched.add(booking.endpoint)
+            self._touched.add(ticket.endpoint)
 
     def move(
-        self, booking: Booking, endpoint: str, now: float, uncached_tokens: float | None = None
+        self, ticket: Ticket, endpoint: str, now: float, uncached_tokens: float | None = None
     ) -> bool:
         """Moves a request to the endpoint that serves it instead; returns False if it has ended.
 
         uncached_tokens: its work there; None if unchanged.
         """
-        if booking not in booking.load.bookings:
+        if ticket not in ticket.load.tickets:
             return False
-        self.end(booking, now)
+        self.end(ticket, now)
         if uncached_tokens is not None:
-            booking.uncached_tokens = uncached_tokens
-        booking.endpoint, booking.began_at = endpoint, now
-        booking.prompt = booking.computed_at = None
-        booking.ahead_tokens = 0.0
-        booking.load = self._record(endpoint)
-        self._add(booking, now)
+            ticket.uncached_tokens = uncached_tokens
+        ticket.endpoint, ticket.began_at = endpoint, now
+        ticket.prompt = ticket.computed_at = None
+        ticket.ahead_tokens = 0.0
+        ticket.load = self._record(endpoint)
+        self._add(ticket, now)
         return True
 
     def report(self, endpoint: str, report: LoadSample, now: float) -> None:
@@ -370,7 +293,7 @@ class Loads:
         may be running.
         """
         numbers = state.numbers
-        newest_first = sorted(state.bookings, key=lambda one: one.began_at, reverse=True)
+        newest_first = sorted(state.tickets, key=lambda one: one.began_at, reverse=True)
         on_the_way = [one for one in newest_first if one.began_at >= report.asked_at]
         arrived = [one.uncached_tokens for one in newest_first[len(on_the_way) :]]
         unseen = sum(one.uncached_tokens for one in on_the_way)
@@ -505,20 +428,20 @@ class Loads:
     def in_flight(self, endpoint: str) -> int:
         """Returns this router's requests in flight on an endpoint."""
         found = self._endpoints.get(endpoint)
-        return 0 if found is None else len(found.bookings)
+        return 0 if found is None else len(found.tickets)
 
     def work_by_rank(self, endpoint: str, now: float, running: float) -> dict[int, float]:
         """Returns each named rank's load in tokens; running: what each request adds, in tokens."""
         state = self._record(endpoint)
-        if not state.bookings:
+        if not state.tickets:
             return {}
-        booked = sum([booking.uncached_tokens for booking in state.bookings])
+        booked = sum([ticket.uncached_tokens for ticket in state.tickets])
         booked += state.numbers.shared_tokens
         left = state.numbers.backlog(now, self._rate) / booked if booked else 0.0
         work: defaultdict[int, float] = defaultdict(float)
-        for booking in state.bookings:
-            if booking.rank is not None:
-                work[booking.rank.rank] += running + left * booking.uncached_tokens
+        for ticket in state.tickets:
+            if ticket.rank is not None:
+                work[ticket.rank.rank] += running + left * ticket.uncached_tokens
         return work
 
     def load(self, endpoint: str, now: float) -> Load:
@@ -556,14 +479,12 @@ class Loads:
         return (self._rate, self._capacity_tokens, self._common.slowness, *seconds)
 
 
-def _leave_queue(booking: Booking) -> None:
+def _leave_queue(ticket: Ticket) -> None:
     """Removes a request from the queue: it is computed, or has ended."""
-    state = booking.load
-    del state.queued[booking]
+    state = ticket.load
+    del state.queued[ticket]
     # a running sum, since thousands may be queued
-    state.numbers.leave(booking.uncached_tokens, not state.queued)
-    if booking.level is not None:
-        of_level = state.levels[booking.level]
-        of_level.queued_tokens -= (
-            booking.uncached_tokens if state.queued else of_level.queued_tokens
-        )
+    state.numbers.leave(ticket.uncached_tokens, not state.queued)
+    if ticket.level is not None:
+        of_level = state.levels[ticket.level]
+        of_level.queued_tokens -= ticket.uncached_tokens if state.queued else of_level.queued_tokens

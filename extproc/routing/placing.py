@@ -18,8 +18,9 @@ from extproc.routing.belonging import RESPONSE
 from extproc.routing.claim_table import Claim, ClaimTable, Holdings, Lifetimes
 from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate, Roster
+from extproc.routing.endpoint_load import Ticket
 from extproc.routing.homes import Homes
-from extproc.routing.load import Booking, Load, Loads
+from extproc.routing.load import Load, Loads
 from extproc.routing.pins import RankChoice
 from extproc.routing.policy_choice import policy_of
 from extproc.routing.query import Query, Snapshot
@@ -141,8 +142,6 @@ class Placing:
         self._rules = policy
         self._samples = [sample_size(policy, is_alone=is_alone) for is_alone in (False, True)]
         self.steered: Counter[str | None] = Counter()
-        self._claims: dict[Booking, list[Claim]] = {}
-        self._homes: dict[Booking, tuple[int, ...]] = {}
         self._looks = 0
         self._usual: dict[str | None, Snapshot] = {}
 
@@ -247,7 +246,7 @@ class Placing:
         now: float,
         prompt: Prompt | None = None,
         uncached_tokens: float | None = None,
-    ) -> Booking | None:
+    ) -> Ticket | None:
         """Counts a request on its first pick; returns None if there is none.
 
         prompt: the one that the worker's feed announces once it is computed; None if it does not.
@@ -262,17 +261,17 @@ class Placing:
 
     def begin(
         self, decision: Decision, uncached: float, now: float, prompt: Prompt | None
-    ) -> Booking:
+    ) -> Ticket:
         """Books one leg of a request on its first pick, and claims its prompt for that worker."""
         level = None if decision.of_class is None else decision.of_class.level
         is_sure = prompt is None or not decision.basis.claims_on(decision.worker).speculative
-        booking = self.loads.begin(
+        ticket = self.loads.begin(
             decision.pick[0], uncached, now, decision.rank, prompt, is_sure=is_sure, level=level
         )
-        self._claim(booking, decision, decision.worker, now)
-        return booking
+        self._claim(ticket, decision, decision.worker, now)
+        return ticket
 
-    def _claim(self, booking: Booking, decision: Decision, worker: str, now: float) -> None:
+    def _claim(self, ticket: Ticket, decision: Decision, worker: str, now: float) -> None:
         """Claims that a worker is about to hold the prompt of a request booked there."""
         belonging = decision.basis.belonging
         keys = belonging.keys
@@ -280,31 +279,31 @@ class Placing:
             return
         holdings, record = self.fleet.holdings(worker), self.claims.record
         if keys:
-            self._homes[booking] = keys
-            self._settle(booking, belonging.follows, holdings, now)
+            ticket.keys = keys
+            self._settle(ticket, belonging.follows, holdings, now)
         marks = decision.marks
         if len(marks) == 1:  # the usual case
-            claims = [record(holdings, marks[0], now)]
+            claims: Sequence[Claim] = (record(holdings, marks[0], now),)
         else:
-            claims = [record(holdings, one, now) for one in marks]
-        self._claims[booking] = claims
+            claims = tuple([record(holdings, one, now) for one in marks])
+        ticket.claims = claims
         if holdings.capacity_tokens is not None:
             basis = decision.basis
             there = basis.claims_on(worker).approximate
             holdings.fill(max(0.0, basis.weighed_tokens - there), now)
         if self._telling is not None:
-            self._telling.begin(claims, booking.endpoint, booking.uncached_tokens)
+            self._telling.begin(claims, ticket.endpoint, ticket.uncached_tokens)
 
-    def _settle(self, booking: Booking, follows: int, holdings: Holdings, now: float) -> None:
+    def _settle(self, ticket: Ticket, follows: int, holdings: Holdings, now: float) -> None:
         """Notes that a request's conversation is where the request is booked."""
-        keys = self._homes.get(booking)
+        keys = ticket.keys
         if not keys:
             return
         self.homes.turn(keys, follows, holdings, now)
         if self._telling is not None:
-            self._telling.note_turn(keys, follows, booking.endpoint)
+            self._telling.note_turn(keys, follows, ticket.endpoint)
 
-    def note(self, decision: Decision, now: float) -> Booking | None:
+    def note(self, decision: Decision, now: float) -> Ticket | None:
         """Books an unsteered request nowhere, until `note_worker`; None if there is no pick."""
         if not decision.pick:
             return None
@@ -312,34 +311,34 @@ class Placing:
         return self.loads.begin(NOWHERE, decision.uncached_tokens, now, level=level)
 
     def note_worker(
-        self, booking: Booking, decision: Decision, worker: str, endpoint: str, now: float
+        self, ticket: Ticket, decision: Decision, worker: str, endpoint: str, now: float
     ) -> None:
         """Books an unsteered request on the worker to which it went.
 
         Its uncached tokens there are those that this worker lacked at the decision.
         """
         uncached = decision.basis.weighed_tokens - decision.basis.claims_on(worker).saved
-        if endpoint == booking.endpoint or not self.loads.move(booking, endpoint, now, uncached):
+        if endpoint == ticket.endpoint or not self.loads.move(ticket, endpoint, now, uncached):
             return
-        self.disclaim(booking)
-        self._claim(booking, decision, worker, now)
+        self.disclaim(ticket)
+        self._claim(ticket, decision, worker, now)
 
-    def move(self, booking: Booking, worker: str, endpoint: str, now: float) -> None:
+    def move(self, ticket: Ticket, worker: str, endpoint: str, now: float) -> None:
         """Moves a request to the worker that serves it instead of the picked one.
 
         Changes nothing if it is booked on that worker already, or has ended.
         """
-        if endpoint == booking.endpoint or not self.loads.move(booking, endpoint, now):
+        if endpoint == ticket.endpoint or not self.loads.move(ticket, endpoint, now):
             return
-        claims = self._claims.get(booking, [])
-        self._withdraw(claims)
+        self._withdraw(ticket.claims)
         holdings = self.fleet.holdings(worker)
-        self._settle(booking, 0, holdings, now)
-        claims[:] = [self.claims.record(holdings, claim, now) for claim in claims]
+        self._settle(ticket, 0, holdings, now)
+        record = self.claims.record
+        ticket.claims = tuple([record(holdings, claim, now) for claim in ticket.claims])
         if self._telling is not None:
-            self._telling.begin(claims, endpoint, booking.uncached_tokens)
+            self._telling.begin(ticket.claims, endpoint, ticket.uncached_tokens)
 
-    def note_answer(self, booking: Booking, status: int, served: str, now: float) -> float | None:
+    def note_answer(self, ticket: Ticket, status: int, served: str, now: float) -> float | None:
         """Notes that a response began; returns what `Upstreams.note_answer` does.
 
         If the status shows that the prompt was not computed, its claim is withdrawn. The request is
@@ -347,12 +346,12 @@ class Placing:
         served: the endpoint that answered, "" if the proxy does not name it.
         """
         if is_uncomputed(status):
-            self.disclaim(booking)
-        if served not in ("", booking.endpoint):
+            self.disclaim(ticket)
+        if served not in ("", ticket.endpoint):
             return None  # not a known worker: otherwise the request would have been moved there
         if served:
             self._upstreams.doubt(served, is_doubted=False)
-        return self._upstreams.note_answer(booking.endpoint, status, now)
+        return self._upstreams.note_answer(ticket.endpoint, status, now)
 
     def note_response(self, worker: str, response: str, now: float) -> None:
         """Notes that a worker keeps the response with an id: others cannot continue it."""
@@ -362,13 +361,13 @@ class Placing:
         if self._telling is not None and endpoint:
             self._telling.note_home(key, endpoint)
 
-    def disclaim(self, booking: Booking) -> None:
+    def disclaim(self, ticket: Ticket) -> None:
         """Withdraws the claim that a worker holds the request's prompt; older claims stay."""
-        self._withdraw(self._claims.pop(booking, []))
-        keys = self._homes.pop(booking, ())
+        claims, keys, ticket.claims, ticket.keys = ticket.claims, ticket.keys, (), ()
+        self._withdraw(claims)
         self.homes.forget(keys)
         if self._telling is not None and keys:
-            self._telling.note_over(keys, booking.endpoint)
+            self._telling.note_over(keys, ticket.endpoint)
 
     def _withdraw(self, claims: Sequence[Claim]) -> None:
         for claim in claims:
@@ -376,11 +375,11 @@ class Placing:
             if self._telling is not None:
                 self._telling.withdraw(claim)
 
-    def release(self, booking: Booking, now: float) -> None:
-        """Releases the booking of an ended request; a second call changes nothing."""
-        self.loads.end(booking, now)
-        self._homes.pop(booking, None)
-        for claim in self._claims.pop(booking, []):
+    def release(self, ticket: Ticket, now: float) -> None:
+        """Releases what an ended request began; a second call changes nothing."""
+        self.loads.end(ticket, now)
+        claims, ticket.claims, ticket.keys = ticket.claims, (), ()
+        for claim in claims:
             self.claims.end(claim, now)
             if self._telling is not None:
                 self._telling.end(claim)

@@ -10,8 +10,8 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from extproc.routing.endpoint_load import EndpointLoad
 from extproc.routing.evidence import RULES, Evidence, Judge
-from extproc.routing.load import EndpointLoad
 from extproc.routing.probe_schedule import ProbeSchedule
 from extproc.routing.statuses import is_workers_failure
 

@@ -12,127 +12,33 @@ An exchange is in one phase at a time:
     REFUSED    we have answered it ourselves            the end of the stream    CLOSED
     CLOSED     all is released and accounted for        nothing                  -
 
-From the decision on there is a passage, which holds what must be ended: the load, the record, the
-answers that are awaited. It is settled once: at the end of the stream, or, if the stream ended
-while the router was deciding, as soon as it has decided.
+From the decision on there is a `PlacedRequest`, which holds what must be ended: the load, the
+record, the answers that are awaited. It is settled once: at the end of the stream, or, if the
+stream ended while the router was deciding, as soon as it has decided.
 """
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
 
-import msgspec
-
-from extproc._core import Budget
 from extproc.base.headers import MODEL
-from extproc.config.owned_headers import owned_headers
-from extproc.config.schema import Config
-from extproc.config.sections import session_headers
-from extproc.disaggregation.announcement import Announcer
-from extproc.http2.limits import MIB
-from extproc.observing.metrics import Metrics
-from extproc.observing.outcomes import Account
-from extproc.observing.recorder import Recorder
-from extproc.observing.usage import UsageScanner
-from extproc.requests.request import NOT_INFERENCE, RoutingRequest
-from extproc.requests.responses_request import PATH as RESPONSES_PATH
+from extproc.requests.request import RoutingRequest
 from extproc.routing.decision import Decision, Verdict
-from extproc.routing.load import Booking
-from extproc.routing.policy_choice import endpoints_named
-from extproc.routing.statuses import FIRST_FAILURE
 from extproc.serving.classes import named_priority
 from extproc.serving.named_rank import named_rank
-from extproc.serving.naming_headers import NamingHeaders
-from extproc.serving.proxy_decoder import ProxyDecoder
+from extproc.serving.placed_request import PlacedRequest
 from extproc.serving.proxy_message import (
     REQUEST_HEADERS,
-    RESPONSE_BODY,
-    RESPONSE_HEADERS,
     ProxyMessage,
 )
 from extproc.serving.refusals import Refusal, refusal_of, refused_body
-from extproc.serving.router import Routed, Router
-from extproc.serving.stream import Step, Stream, StreamSettings
-from extproc.serving.stream_answers import Answers, Phrases, Placement, Told
+from extproc.serving.router import Routed
+from extproc.serving.shared_by_streams import SharedByStreams
+from extproc.serving.stream import Step, Stream
+from extproc.serving.stream_answers import Answers, Placement, Told
 
 log = logging.getLogger("kvsteer.extproc")
-
-
-# Memory for collected bodies: in dialect B the router collects them; in dialect A, Envoy does.
-_BODIES_BYTES = 1024 * MIB
-
-
-class Service:
-    """What all streams of a server share.
-
-    monotonic: a clock in seconds, for the times of responses. is_traced: whether requests are
-    traced. looks_at_headers: whether requests' headers say more than a stream reads. accounts:
-    whether responses are accounted for. reads_usage: whether their reported tokens are, too.
-    recorder: notified when a request has ended. decoder: of the proxy's messages.
-    names_model: whether the proxy is told the model.
-    endpoints, duplex_endpoints: how many of a pick a proxy is told at most, in dialects A and B.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        router: Router,
-        metrics: Metrics,
-        monotonic: Callable[[], float] = time.monotonic,
-        recorder: Recorder | None = None,
-    ) -> None:
-        self.config = config
-        self.recorder = recorder
-        self.router = router
-        self.metrics = metrics
-        self.monotonic = monotonic
-        self.is_traced = router.is_traced
-        self.accounts = config.accounting.responses != "none"
-        self.reads_usage = config.accounting.responses == "usage"
-        rules = config.disaggregation
-        has_legs = rules.mode is not None or rules.changes_bodies
-        self.legs = Announcer(config) if has_legs else None
-        self.preparation = router.preparation
-        self.prepares = router.preparation.is_needed
-        self.looks_at_headers = self.prepares or self.is_traced
-        self.joining = ThreadPoolExecutor(1, thread_name_prefix="joining")
-        self.endpoints = endpoints_named(config.policy, is_duplex=False)
-        self.duplex_endpoints = endpoints_named(config.policy, is_duplex=True)
-        phrases = Phrases(owned_headers(config))
-        self.names_model = phrases.names_model
-        header = config.policy.header
-        self.stream_settings = StreamSettings(
-            max_body_bytes=config.extproc.max_body_bytes,
-            bodies=Budget(_BODIES_BYTES),
-            policy_header=None if header is None else header.lower(),
-            naming=NamingHeaders.of(
-                session_headers(config.policy.session_header), router.steering.headers
-            ),
-            dialect=config.extproc.dialect,
-            reads_usage=self.reads_usage,
-            cleans=self.preparation.reads_bodies,
-            phrases=phrases,
-            paths=router.paths,
-            note_unrecognized=router.unrecognized.note,
-        )
-        names = self.stream_settings.header_names()
-        self.decoder = ProxyDecoder(
-            names,
-            self.preparation.headers,
-            self.stream_settings.naming,
-            self.stream_settings.policy_header,
-        )
-
-    def open(self, traceparent: str = "") -> "Exchange":
-        """Returns the exchange of a new stream, which the caller must close.
-
-        traceparent: the trace in the stream's own metadata; if it is "", the client's header is
-        used.
-        """
-        return Exchange(self, traceparent)
 
 
 class Phase(StrEnum):
@@ -158,23 +64,6 @@ MAY_FOLLOW: Mapping[Phase, frozenset[Phase]] = {
 }
 
 
-class Passage(msgspec.Struct, eq=False):
-    """A request that the router decided on, until it is settled.
-
-    booking: None if it is no worker's load. account: of the response, None if that is not shown.
-    scanner: of a response that may show a model's work, None if it is a known API's. awaits_server:
-    whether the proxy still has to report which endpoint answered. is_remembered: whether it is
-    remembered which worker keeps the response, for requests that continue it.
-    """
-
-    decision: Decision
-    booking: Booking | None
-    account: Account | None = None
-    scanner: UsageScanner | None = None
-    awaits_server: bool = False
-    is_remembered: bool = False
-
-
 class Exchange:
     """One ext_proc stream, which is one HTTP request. phase: see the module.
 
@@ -185,9 +74,9 @@ class Exchange:
     # What few exchanges look at belongs to the class: every request makes one.
     _named: Mapping[str, Sequence[bytes]] = MappingProxyType({})  # by the header that names them
 
-    def __init__(self, service: Service, traceparent: str = "") -> None:
+    def __init__(self, service: SharedByStreams, traceparent: str = "") -> None:
         self.phase = _WAITING
-        self._passage: Passage | None = None
+        self._placed: PlacedRequest | None = None
         router, accounts = service.router, service.accounts
         self._service = service
         self._traceparent = traceparent
@@ -221,8 +110,8 @@ class Exchange:
             self._look_at_headers_of_request(message)
         if isinstance(step, RoutingRequest):
             self._enter(_ROUTING)
-        elif self._passage is not None:
-            self._look_at(message, self._passage)
+        elif self._placed is not None:
+            self._placed.look_at(message)
         return step
 
     def _look_at_headers_of_request(self, message: ProxyMessage) -> None:
@@ -273,62 +162,32 @@ class Exchange:
         self.phase = _CLOSED  # which may follow every other phase
         self._stream.close()
         self._service.metrics.open_streams -= 1
-        passage = self._passage
-        if passage is not None:
-            self._settle(passage, is_placed=phase is _PLACED)
-
-    def _settle(self, passage: Passage, *, is_placed: bool) -> None:
-        """Ends everything that a decided request began.
-
-        is_placed: whether the proxy got its answers; if not, it was refused, or placing it failed.
-        """
-        service, decision = self._service, passage.decision
-        if passage.booking is not None:
-            service.router.release(passage.booking)
-        if passage.awaits_server and decision.is_steered:
-            service.router.deliveries.note_unreported(decision.model)
-        if passage.scanner is not None and passage.scanner.usage.form:
-            service.stream_settings.learned.learn(self._stream.head.path)
-        outcome = None
-        if passage.account is not None and (
-            self._sees_every_response or self._stream.response_head
-        ):
-            outcome = passage.account.outcome()
-            service.metrics.observe_outcome(outcome)
-            service.router.note_usage(outcome)
-        if decision.of_class is not None:
-            seconds = None if outcome is None else outcome.ttft_seconds
-            name, is_booked = decision.of_class.name, passage.booking is not None
-            service.metrics.classes.end(name, seconds, is_booked=is_booked)
-        if service.recorder is not None:
-            if is_placed:
-                service.recorder.end(decision, outcome)
-            else:
-                service.recorder.note_drop(decision)
+        if self._placed is not None:
+            self._placed.settle(is_placed=phase is _PLACED)
 
     def _place(
         self, routed: Routed, request: RoutingRequest, *, is_changed: bool = False
     ) -> Answers:
         """Returns the answers that carry a decision. is_changed: whether its body has been."""
-        decision, booking = routed
+        decision, ticket = routed
         if decision.of_class is not None:
             name, verdict = decision.of_class.name, decision.verdict
-            self._service.metrics.classes.begin(name, verdict.value, is_booked=booking is not None)
+            self._service.metrics.classes.begin(name, verdict.value, is_booked=ticket is not None)
             if verdict is Verdict.SHED:
                 self._service.metrics.note_shed(name)
-        passage = Passage(decision, booking)
+        placed = PlacedRequest(self._service, self._stream, decision, ticket, self._began_at)
         if self.phase is _CLOSED:
-            self._settle(passage, is_placed=False)
+            placed.settle(is_placed=False)
             return []
-        self._passage = passage
+        self._placed = placed
         verdict = self._verdict_of(decision)
         if verdict is not _STEER:
             refusal = refusal_of(verdict, request.head.path)
             if refusal is not None:
                 return self._refuse(refusal)
-        if self._wants_status or self._accounts or booking is None or self._stream.is_duplex:
-            self._await_response(passage)
-        placement = self._placement(passage, request, is_changed=is_changed)
+        if self._wants_status or self._accounts or ticket is None or self._stream.is_duplex:
+            placed.await_response(accounts=self._accounts, wants_status=self._wants_status)
+        placement = self._placement(placed, request, is_changed=is_changed)
         if placement is None:
             return self._refuse(refused_body(request.head.path))
         answers = self._stream.place(placement)
@@ -343,19 +202,19 @@ class Exchange:
         return decision.verdict if decision.is_steered else Verdict.NO_OVERRIDE
 
     def _placement(
-        self, passage: Passage, request: RoutingRequest, *, is_changed: bool
+        self, placed: PlacedRequest, request: RoutingRequest, *, is_changed: bool
     ) -> Placement | None:
         """Returns what the proxy is told about a request; None to refuse it.
 
         Here, and nowhere else, the headers of `extproc.config.owned_headers` get their values.
         """
-        service, is_duplex, decision = self._service, self._stream.is_duplex, passage.decision
+        service, is_duplex, decision = self._service, self._stream.is_duplex, placed.decision
         if decision.is_steered:
             rank = decision.rank
             named = service.duplex_endpoints if is_duplex else service.endpoints
             destination = ",".join(decision.pick[:named])
         else:
-            rank, destination = None, self._proxy_endpoint(passage)
+            rank, destination = None, placed.proxy_endpoint()
         body = None if request.wants_endpoint else request.body
         told: Told = ()
         if service.names_model and decision.model:
@@ -380,76 +239,14 @@ class Exchange:
             new_body = changed or new_body
         return Placement(destination, told, new_body)
 
-    def _await_response(self, passage: Passage) -> None:
-        """Prepares to account for the response, if the proxy will send it."""
-        decision, booking, router = passage.decision, passage.booking, self._service.router
-        if booking is None:
-            if decision.reason == NOT_INFERENCE and self._stream.reads_usage:
-                passage.scanner = UsageScanner()
-            return
-        sees_responses = self._stream.is_duplex or self._accounts  # always in dialect B
-        if not (sees_responses or self._wants_status):
-            return
-        passage.awaits_server = True
-        if decision.is_steered:
-            router.deliveries.look(decision.model)
-        if sees_responses:
-            passage.account = Account(decision, router.watched.compared(booking), self._began_at)
 
-    def _proxy_endpoint(self, passage: Passage) -> str:
-        """Returns the endpoint for an unsteered request; "" if the proxy chooses by itself."""
-        if not self._stream.is_duplex or passage.booking is None:
-            return ""
-        endpoint = self._service.router.any_endpoint(passage.decision, passage.booking)
-        if passage.account is not None:
-            passage.account.note_proxy_endpoint(endpoint)
-        return endpoint
+class Service(SharedByStreams):
+    """The service of a server: opens an exchange for each stream."""
 
-    @property
-    def _sees_every_response(self) -> bool:
-        """Whether the proxy sends every response, so that a missing one means there was none."""
-        return self._service.accounts or self._stream.is_duplex
+    def open(self, traceparent: str = "") -> Exchange:
+        """Returns the exchange of a new stream, which the caller must close.
 
-    def _look_at(self, message: ProxyMessage, passage: Passage) -> None:
-        """Accounts for a message if it is part of a response."""
-        try:
-            if passage.scanner is not None:
-                self._look_at_unknown(message, passage.scanner)
-            elif passage.booking is None:
-                return
-            elif message.kind == RESPONSE_HEADERS:
-                self._look_at_headers(passage, passage.booking)
-            elif passage.account is not None and self._service.reads_usage:
-                self._look_at_body(message, passage, passage.account)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the response must go on
-            log.error("accounting failed with %s", type(error).__name__)
-            passage.account = None
-
-    def _look_at_unknown(self, message: ProxyMessage, scanner: UsageScanner) -> None:
-        """Reads the response to a request that calls no model, as far as is known."""
-        head = self._stream.response_head
-        if message.kind != RESPONSE_BODY or head is None or not head.is_readable:
-            return
-        if head.status is not None and head.status < FIRST_FAILURE:
-            scanner.read(message.body)
-
-    def _look_at_headers(self, passage: Passage, booking: Booking) -> None:
-        head, account, router = self._stream.response_head, passage.account, self._service.router
-        if head is None:
-            return
-        if account is not None:
-            account.respond(head.status, head.served, self._service.monotonic())
-        if head.served and passage.awaits_server:
-            passage.awaits_server = False  # reported once
-            router.note_server(passage.decision, booking, head.served)
-        if head.status is not None:
-            router.note_answer(booking, head.status, head.served)
-
-    def _look_at_body(self, message: ProxyMessage, passage: Passage, account: Account) -> None:
-        head = self._stream.response_head
-        if message.kind == RESPONSE_BODY and head is not None and head.is_readable:
-            account.read(message.body, self._service.monotonic(), is_last=message.is_last)
-            if self._stream.head.path == RESPONSES_PATH and not passage.is_remembered:
-                passage.is_remembered = self._service.router.keeps(
-                    passage.decision, account.worker, account.response_id
-                )
+        traceparent: the trace in the stream's own metadata; if it is "", the client's header is
+        used.
+        """
+        return Exchange(self, traceparent)

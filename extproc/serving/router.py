@@ -18,7 +18,6 @@ from extproc.config.sections import KNOWN
 from extproc.disaggregation.disaggregator import Disaggregator
 from extproc.fleet.workers import Workers
 from extproc.media.knowledge import MediaKnowledge
-from extproc.media.prompts import MediaPrompt
 from extproc.observing.decisions import Timeline, Traces
 from extproc.observing.deliveries import Deliveries, SteeringCollector
 from extproc.observing.metrics import Metrics
@@ -38,8 +37,8 @@ from extproc.requests.request import (
 from extproc.requests.tenant_salt import name_apart
 from extproc.routing.decision import OVER_LIMIT, Decision
 from extproc.routing.decision_log import DecisionLog, ids_of
+from extproc.routing.endpoint_load import Ticket
 from extproc.routing.explain import explanation
-from extproc.routing.load import Booking
 from extproc.routing.placing import Placing
 from extproc.routing.query import Media, Query
 from extproc.routing.ranks import Ranks
@@ -71,9 +70,9 @@ LOGGED_BODY_BYTES = 4_096
 # Returns the state of a worker's feeds, by its name.
 State = Callable[[str], str]
 
-# The decision for a request, and its booking if a worker was picked for a call of a model; the
-# caller releases the booking at the end. A plain tuple, since every request makes one.
-Routed = tuple[Decision, Booking | None]
+# The decision for a request, and its ticket if a worker was picked for a call of a model; the
+# caller releases the ticket at the end. A plain tuple, since every request makes one.
+Routed = tuple[Decision, Ticket | None]
 
 
 class Router:
@@ -115,7 +114,6 @@ class Router:
             secret.to_bytes(8, "little"), workers.fold, workers.monotonic
         )
         workers.listen(media.learning)
-        self._media_of: dict[Booking, MediaPrompt] = {}
         metrics.media_known = media.identities.__len__
         metrics.media_bytes = lambda: media.identities.size_bytes
         self._queries = Queries(
@@ -193,42 +191,42 @@ class Router:
                 self._observer.note_drop(decision)
             raise
 
-    def _book(self, decision: Decision, query: Query, now: float) -> Booking | None:
-        """Books a request where it was decided to go; returns the booking, if there is a load."""
+    def _book(self, decision: Decision, query: Query, now: float) -> Ticket | None:
+        """Books a request where it was decided to go; returns its ticket, if there is a load."""
         if query.variants:
             query = query.query_for((decision.prefill or decision).worker)
         if not decision.is_steered:
             self.unsteered[decision.model] += 1
-            booking = self.placing.note(decision, now)
+            ticket = self.placing.note(decision, now)
         else:
             step = self.placing if decision.split is None else self._disaggregator
             for feature in self._features:
                 feature.begin(decision, query, now)
-            booking = step.book(decision, now, self._announced_prompt(decision, query))
-        if booking is None:
+            ticket = step.book(decision, now, self._announced_prompt(decision, query))
+        if ticket is None:
             return None
         certain = decision.basis.certain_tokens
         if certain and decision.is_steered:
             self._candidates.note_saved(decision.worker, certain, now)
         # otherwise its engine would count blocks that it got from another worker as cached
         if decision.source is None and (decision.split is None or decision.prefill is None):
-            self._watch(decision, query, booking)
-        return booking
+            self._watch(decision, query, ticket)
+        return ticket
 
-    def _watch(self, decision: Decision, query: Query, booking: Booking) -> None:
+    def _watch(self, decision: Decision, query: Query, ticket: Ticket) -> None:
         """Has a request watched that one worker computes whole."""
-        self.watched.begin(decision, query, booking)
-        if decision.rank is not None and booking.prompt is not None:
-            self._workers.pins.watch(decision.worker, booking, booking.prompt)
+        self.watched.begin(decision, query, ticket)
+        if decision.rank is not None and ticket.prompt is not None:
+            self._workers.pins.watch(decision.worker, ticket, ticket.prompt)
         if query.media is not None:
-            self._begin_media(decision, query.media, booking)
+            self._begin_media(decision, query.media, ticket)
 
-    def _begin_media(self, decision: Decision, media: Media, booking: Booking) -> None:
+    def _begin_media(self, decision: Decision, media: Media, ticket: Ticket) -> None:
         """Has a request with media wait for what its worker stores."""
         if media.prompt is None or not decision.is_steered:
             return
         self.media.learning.begin(decision.worker, media.prompt, is_known=media.is_known)
-        self._media_of[booking] = media.prompt
+        ticket.media = media.prompt
 
     async def explain(
         self, head: Head, body: bytes, named: Named = NOTHING_NAMED
@@ -263,40 +261,40 @@ class Router:
         """Returns whether a model's template or tokenizer did not come back, and runs no more."""
         return self.tokens.is_hung(model)
 
-    def release(self, booking: Booking) -> None:
-        """Ends a booking: the request is over."""
-        self.watched.end(booking)
-        if self._media_of:
-            prompt = self._media_of.pop(booking, None)
-            if prompt is not None:
-                self.media.learning.end(prompt)
-        if self._disaggregator.legs:
-            self._disaggregator.release(booking, self._monotonic())
+    def release(self, ticket: Ticket) -> None:
+        """Ends all that a request began: it is over."""
+        self.watched.end(ticket)
+        if ticket.media is not None:
+            self.media.learning.end(ticket.media)
+            ticket.media = None
         clock = self._monotonic
-        self.placing.release(booking, clock())
+        now = clock()
+        if ticket.leg is not None:
+            self._disaggregator.release(ticket, now)
+        self.placing.release(ticket, now)
 
-    def note_server(self, decision: Decision, booking: Booking, endpoint: str) -> None:
+    def note_server(self, decision: Decision, ticket: Ticket, endpoint: str) -> None:
         """Notes which endpoint answered a request, according to its response."""
         if self._observer is not None:
             self._observer.note_server(decision, endpoint)
         if not decision.is_steered:
-            self.note_worker(decision, booking, endpoint)
+            self.note_worker(decision, ticket, endpoint)
             return
         if self.delivery.note(decision, endpoint):
-            self.note_answer_elsewhere(booking, decision.basis.worker_at(endpoint), endpoint)
+            self.note_answer_elsewhere(ticket, decision.basis.worker_at(endpoint), endpoint)
             self._workers.upstreams.doubt(decision.pick[0], is_doubted=True)
             self.delivery.warn(decision, endpoint)
 
-    def note_worker(self, decision: Decision, booking: Booking, endpoint: str) -> None:
+    def note_worker(self, decision: Decision, ticket: Ticket, endpoint: str) -> None:
         """Notes the endpoint to which an unsteered request went."""
         worker = decision.basis.worker_at(endpoint)
         if worker:
-            self.placing.note_worker(booking, decision, worker, endpoint, self._monotonic())
+            self.placing.note_worker(ticket, decision, worker, endpoint, self._monotonic())
         else:
-            self.placing.disclaim(booking)
-            self.placing.loads.end(booking, self._monotonic())
+            self.placing.disclaim(ticket)
+            self.placing.loads.end(ticket, self._monotonic())
 
-    def any_endpoint(self, decision: Decision, booking: Booking) -> str:
+    def any_endpoint(self, decision: Decision, ticket: Ticket) -> str:
         """Returns a random endpoint for an unsteered request, and books the request there.
 
         For proxies that need an endpoint from the router.
@@ -304,7 +302,7 @@ class Router:
         rows = zip(decision.basis.workers, decision.basis.excluded, strict=True)
         able = [one.endpoint for one, why in rows if why in ("", OVER_LIMIT)]
         endpoint = able[int(self._rng.random() * len(able))]
-        self.note_worker(decision, booking, endpoint)
+        self.note_worker(decision, ticket, endpoint)
         return endpoint
 
     def steering_status(self) -> dict[str, Any]:
@@ -326,27 +324,27 @@ class Router:
         """Returns the answer of GET /media."""
         return self._metrics.keyed_by_kind(self._monotonic())
 
-    def note_answer_elsewhere(self, booking: Booking, worker: str, endpoint: str) -> None:
+    def note_answer_elsewhere(self, ticket: Ticket, worker: str, endpoint: str) -> None:
         """Moves the load of a request to the worker that answers it instead of the picked one.
 
         worker: "" if the endpoint is no known worker's; then the load is removed.
         """
-        self._drop_watch(booking)  # the picked worker's events say nothing about this request
+        self._drop_watch(ticket)  # the picked worker's events say nothing about this request
         if worker:
-            self.placing.move(booking, worker, endpoint, self._monotonic())
+            self.placing.move(ticket, worker, endpoint, self._monotonic())
         else:
-            self._disaggregator.disclaim(booking)
-            self.placing.disclaim(booking)
-            self.placing.loads.end(booking, self._monotonic())
+            self._disaggregator.disclaim(ticket)
+            self.placing.disclaim(ticket)
+            self.placing.loads.end(ticket, self._monotonic())
 
-    def _drop_watch(self, booking: Booking) -> None:
+    def _drop_watch(self, ticket: Ticket) -> None:
         """Gives up comparing what the picked worker stores with a request."""
-        self.watched.drop(booking)
-        prompt = self._media_of.pop(booking, None)
-        if prompt is not None:
-            self.media.learning.drop(prompt)
+        self.watched.drop(ticket)
+        if ticket.media is not None:
+            self.media.learning.drop(ticket.media)
+            ticket.media = None
 
-    def keeps(self, decision: Decision, worker: str, response: str) -> bool:
+    def remember_response(self, decision: Decision, worker: str, response: str) -> bool:
         """Notes that a worker keeps a response, which requests may continue; False without one."""
         if not (worker and response):
             return False
@@ -354,23 +352,23 @@ class Router:
         self.placing.note_response(worker, name, self._monotonic())
         return True
 
-    def note_answer(self, booking: Booking, status: int, served: str) -> None:
+    def note_answer(self, ticket: Ticket, status: int, served: str) -> None:
         """Notes that a response began. served: the endpoint that sent it, "" if unknown."""
         if status >= FIRST_FAILURE:
-            self._drop_watch(booking)
+            self._drop_watch(ticket)
         else:
-            self.watched.note_answer(booking)
-        self._disaggregator.note_answer(booking, status, self._monotonic())
-        seconds = self.placing.note_answer(booking, status, served, self._monotonic())
+            self.watched.note_answer(ticket)
+        self._disaggregator.note_answer(ticket, status, self._monotonic())
+        seconds = self.placing.note_answer(ticket, status, served, self._monotonic())
         if seconds:
             log.warning(
                 "worker at %s keeps failing, last with %d: ejected for %.0f s while others answer",
-                booking.endpoint,
+                ticket.endpoint,
                 status,
                 seconds,
             )
         elif seconds is not None:
-            log.info("worker at %s answers again and is no longer ejected", booking.endpoint)
+            log.info("worker at %s answers again and is no longer ejected", ticket.endpoint)
 
     def engine(self, worker: str) -> Engine | None:
         """Returns the engine that a worker runs, None if it is unknown."""

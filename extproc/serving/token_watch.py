@@ -8,7 +8,7 @@ from extproc.base.logs import tell_fault
 from extproc.proof.lookups import SentRequest
 from extproc.proof.trust import Proofs
 from extproc.routing.decision import Decision
-from extproc.routing.load import Booking
+from extproc.routing.endpoint_load import Ticket
 from extproc.routing.query import Media, Query
 from kvstate.overlap import Prompt
 
@@ -21,7 +21,7 @@ def _text_of(prompt: Prompt, media: Media) -> Prompt:
 
 
 class TokenWatch:
-    """What is kept of a request, by its booking, until it ends.
+    """Notes on tickets what shows whether the tokens of requests are the engine's.
 
     proofs: of the workers. compares: whether the usage that engines report is compared with the
     prediction.
@@ -30,17 +30,15 @@ class TokenWatch:
     def __init__(self, proofs: Proofs, *, compares: bool) -> None:
         self.proofs = proofs
         self._compares = compares
-        self._pending: dict[Booking, tuple[str, SentRequest]] = {}
-        self._compared: dict[Booking, tuple[Prompt, int]] = {}
 
-    def begin(self, decision: Decision, query: Query, booking: Booking) -> None:
+    def begin(self, decision: Decision, query: Query, ticket: Ticket) -> None:
         """Keeps what can be compared once the request is answered, and looked up once it ended."""
         if self._compares and query.sole is not None:
-            self._compared[booking] = query.sole, query.forms
+            ticket.compared = query.sole, query.forms
         if decision.is_steered and query.forms and len(query.prompts) == 1:
-            self._note_sent(decision, query, booking)
+            ticket.sent = self._note_sent(decision, query)
 
-    def _note_sent(self, decision: Decision, query: Query, booking: Booking) -> None:
+    def _note_sent(self, decision: Decision, query: Query) -> tuple[str, SentRequest] | None:
         worker, prompt = decision.worker, query.prompts[0]
         if query.media is not None:
             prompt = _text_of(prompt, query.media)
@@ -49,33 +47,22 @@ class TokenWatch:
             sent = self.proofs.note_sent(worker, prompt, query.forms, overlap)
         except Exception as error:  # noqa: BLE001 - the request is on its way already
             tell_fault(log, "token check failed with %s", error)
-            return
-        if sent is not None:
-            self._pending[booking] = worker, sent
+            return None
+        return None if sent is None else (worker, sent)
 
-    def compared(self, booking: Booking) -> tuple[Prompt, int] | None:
-        """Returns the prompt of a request whose reported usage is compared with the prediction.
-
-        Its second value has the forms of the request.
-        """
-        return self._compared.get(booking)
-
-    def note_answer(self, booking: Booking) -> None:
+    def note_answer(self, ticket: Ticket) -> None:
         """Notes that its worker began to answer a request, without a failure."""
-        sent = self._pending.get(booking) if self._pending else None
-        if sent is not None:
-            self.proofs.answered(sent[1])
+        if ticket.sent is not None:
+            self.proofs.answered(ticket.sent[1])
 
-    def drop(self, booking: Booking) -> None:
+    def drop(self, ticket: Ticket) -> None:
         """Gives up looking up a request that its worker did not compute."""
-        sent = self._pending.pop(booking, None)
-        if sent is not None:
-            self.proofs.dropped(*sent)
+        if ticket.sent is not None:
+            self.proofs.dropped(*ticket.sent)
+            ticket.sent = None
 
-    def end(self, booking: Booking) -> None:
+    def end(self, ticket: Ticket) -> None:
         """Has a request that is over looked up, if it is watched."""
-        if self._compared:
-            self._compared.pop(booking, None)
-        sent = self._pending.pop(booking, None) if self._pending else None
-        if sent is not None:
-            self.proofs.ended(sent[1])
+        if ticket.sent is not None:
+            self.proofs.ended(ticket.sent[1])
+            ticket.sent = None

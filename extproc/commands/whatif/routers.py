@@ -33,9 +33,10 @@ from extproc.routing.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate, Roster
+from extproc.routing.endpoint_load import EndpointLoad, LoadSample, Ticket
 from extproc.routing.fetch import Fetch
 from extproc.routing.homes import Homes
-from extproc.routing.load import PREFILL_TOKENS_PER_SECOND, Booking, EndpointLoad, Loads, LoadSample
+from extproc.routing.load import PREFILL_TOKENS_PER_SECOND, Loads
 from extproc.routing.marks import Marks, marks_of
 from extproc.routing.query import Query, Snapshot
 from extproc.routing.sampling import sample_size
@@ -388,7 +389,7 @@ class _Router:
         names = [str(n) for n in range(len(stage.speeds))]
         endpoints = {name: EndpointLoad() for name in names}
         self._endpoints = endpoints
-        self._awaited: list[dict[Booking, Request]] = [{} for _ in names]
+        self._awaited: list[dict[Ticket, Request]] = [{} for _ in names]
         self._holdings = {name: Holdings(name) for name in endpoints}
         self._claims = tokens_sent() if contestant.expects else None
         self._loads = Loads(endpoints, contestant.prefill_rate, learns=contestant.learns)
@@ -419,7 +420,7 @@ class _Router:
         if contestant.transfers is not None and contestant.transfers.price_pulls:
             config = Config(disaggregation=contestant.transfers)
             self._pulling = Pulling(config, self._loads, self._on_host)
-        self._open: dict[int, tuple[Booking, Claim | None, Fetch | None]] = {}
+        self._open: dict[int, tuple[Ticket, Claim | None, Fetch | None]] = {}
         self._shares: dict[str, StoreShare] = {}
         self.marks: Mapping[int, Marks] = {}
 
@@ -449,17 +450,17 @@ class _Router:
             self._pulls.remove((request, pull))
             pull.note_arrival(delay + LOOK_SECONDS / 2, now)
         for number, awaited in enumerate(self._awaited):
-            for booking, request in list(awaited.items())[:MAX_AHEAD]:
-                is_first = booking is next(iter(booking.load.speed.waiting), None)
-                if not booking.is_sure and not is_first:
+            for ticket, request in list(awaited.items())[:MAX_AHEAD]:
+                is_first = ticket is next(iter(ticket.load.speed.waiting), None)
+                if not ticket.is_sure and not is_first:
                     continue
                 if self._view.holds(number, last_block(request.blocks)):
-                    self._loads.note_computed(booking, now)
-                    del awaited[booking]
-                elif not booking.is_sure:
+                    self._loads.note_computed(ticket, now)
+                    del awaited[ticket]
+                elif not ticket.is_sure:
                     held = self._view.overlaps(request.blocks).get(str(number))
                     tokens = request.tokens - (held.certain_tokens if held else 0)
-                    self._loads.revise(booking, tokens)
+                    self._loads.revise(ticket, tokens)
             self._loads.look(str(number), now)
 
     def pick(self, request: Request, now: float) -> int:
@@ -485,18 +486,18 @@ class _Router:
         if request.source >= 0 or served in decision.basis.fetches:
             is_told = False  # it also takes the time of a transfer
         prompt = Prompt("m", array("I")) if is_told else None
-        booking = self._loads.begin(
+        ticket = self._loads.begin(
             served, decision.uncached_tokens, now, prompt=prompt, is_sure=is_sure
         )
         if is_told:
-            self._awaited[int(served)][booking] = request
+            self._awaited[int(served)][ticket] = request
         claim = None
         if self._claims is not None:
             claim = self._claims.record(self._holdings[served], decision.marks[0], now)
             if self.sharer is not None:
                 self.sharer.telling.begin([claim], served, decision.uncached_tokens)
         fetch = decision.basis.fetches.get(served)
-        self._open[id(request)] = (booking, claim, fetch)
+        self._open[id(request)] = (ticket, claim, fetch)
         return int(served)
 
     def _decide(self, request: Request, now: float) -> Decision:
@@ -555,12 +556,12 @@ class _Router:
 
     def over(self, request: Request, now: float) -> None:
         self.know()
-        booking, claim, fetch = self._open.pop(id(request))
+        ticket, claim, fetch = self._open.pop(id(request))
         if fetch is not None and fetch.peer is None:
             loaded = min(max(0, request.cached - fetch.held), fetch.tokens)
-            self._shares.setdefault(booking.endpoint, StoreShare()).note(fetch.tokens, loaded, now)
-        self._awaited[int(booking.endpoint)].pop(booking, None)
-        self._loads.end(booking, now)
+            self._shares.setdefault(ticket.endpoint, StoreShare()).note(fetch.tokens, loaded, now)
+        self._awaited[int(ticket.endpoint)].pop(ticket, None)
+        self._loads.end(ticket, now)
         if claim is not None and self._claims is not None:
             self._claims.end(claim, now)
             if self.sharer is not None:

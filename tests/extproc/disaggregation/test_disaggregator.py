@@ -10,8 +10,8 @@ from extproc.disaggregation.disaggregator import Disaggregator
 from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate
+from extproc.routing.endpoint_load import Ticket
 from extproc.routing.evidence import RULES, Judge
-from extproc.routing.load import Booking
 from extproc.routing.placing import REQUESTS_A_LOOK
 from extproc.routing.query import Query
 from kvstate.overlap import Overlap, Prompt
@@ -43,18 +43,18 @@ class Both:
         roles = self.fleet.has_roles
         return self.legs.decide(PLAIN_REQUEST, query, snapshot, now, Random(0), has_roles=roles)
 
-    def book(self, decision: Decision, now: float) -> Booking:
-        booking = self.legs.book(decision, now)
-        assert booking is not None
-        return booking
+    def book(self, decision: Decision, now: float) -> Ticket:
+        ticket = self.legs.book(decision, now)
+        assert ticket is not None
+        return ticket
 
-    def answered(self, booking: Booking, status: int, served: str, now: float) -> None:
-        self.legs.note_answer(booking, status, now)
-        self.placing.note_answer(booking, status, served, now)
+    def answered(self, ticket: Ticket, status: int, served: str, now: float) -> None:
+        self.legs.note_answer(ticket, status, now)
+        self.placing.note_answer(ticket, status, served, now)
 
-    def release(self, booking: Booking, now: float) -> None:
-        self.legs.release(booking, now)
-        self.placing.release(booking, now)
+    def release(self, ticket: Ticket, now: float) -> None:
+        self.legs.release(ticket, now)
+        self.placing.release(ticket, now)
 
 
 def of_legs(loads: int = 8, now: float = 0.0) -> tuple[Both, Decision]:
@@ -76,14 +76,14 @@ def split(one: Both, now: float = 0.0, first: int = 0) -> Decision:
 
 def test_book_counts_two_legs_on_their_workers_until_release() -> None:
     one, made = of_legs()
-    booking = one.book(made, 0.0)
+    ticket = one.book(made, 0.0)
     assert (one.loads.in_flight("a:1"), one.loads.in_flight("c:1")) == (9, 1)
     loads = [one.loads.load(f"{name}:1", 0.0).backlog_tokens for name in "ac"]
     assert loads == [0.0, 1000.0]
     assert set(decided(one.placing).basis.claims) == {"a", "c"}
-    one.release(booking, 0.0)
+    one.release(ticket, 0.0)
     assert (one.loads.in_flight("a:1"), one.loads.in_flight("c:1")) == (8, 0)
-    one.release(booking, 0.0)
+    one.release(ticket, 0.0)
     assert one.loads.in_flight("a:1") == 8
 
 
@@ -95,37 +95,36 @@ def test_prefill_leg_is_no_load_after_its_expected_time() -> None:
     assert one.loads.in_flight("c:1") == 2
     third = one.book(split(one, 0.3, 4000), 0.3)
     assert one.loads.in_flight("c:1") == 2
-    for booking in (first, second, third):
-        one.release(booking, 0.4)
+    for ticket in (first, second, third):
+        one.release(ticket, 0.4)
     assert (one.loads.in_flight("a:1"), one.loads.in_flight("c:1")) == (8, 0)
 
 
 def test_failed_request_leaves_no_claim_on_either_worker() -> None:
     one, made = of_legs()
-    booking = one.book(made, 0.0)
-    one.answered(booking, 500, "a:1", 0.1)
+    ticket = one.book(made, 0.0)
+    one.answered(ticket, 500, "a:1", 0.1)
     assert not decided(one.placing, now=0.1).basis.claims
 
 
 def test_disclaim_leaves_no_claim_on_the_prefill_worker() -> None:
     one, made = of_legs()
-    booking = one.book(made, 0.0)
-    one.legs.disclaim(booking)
+    ticket = one.book(made, 0.0)
+    one.legs.disclaim(ticket)
     assert set(decided(one.placing).basis.claims) == {"a"}
 
 
 def test_decision_without_an_endpoint_books_no_leg() -> None:
     one, made = of_legs()
     assert one.legs.book(replace(made, pick=()), 0.0) is None
-    assert not one.legs.legs
 
 
 def test_prefill_worker_that_fails_with_every_partner_is_ejected() -> None:
     one, _ = of_legs()
     for _ in range(RULES[Judge.ANSWERS].failures):
-        booking = one.book(split(one), 0.0)
-        one.answered(booking, 500, "a:1", 0.0)
-        one.release(booking, 0.0)
+        ticket = one.book(split(one), 0.0)
+        one.answered(ticket, 500, "a:1", 0.0)
+        one.release(ticket, 0.0)
         other = one.loads.begin("a:1", 0.0, 0.0)
         one.answered(other, 200, "a:1", 0.0)
     assert set(one.fleet.upstreams.ejections(0.1)) == {"c:1"}
@@ -135,9 +134,9 @@ def test_prefill_worker_that_fails_with_every_partner_is_ejected() -> None:
 def test_failure_is_counted_for_both_workers_of_a_request() -> None:
     one, _ = of_legs()
     for status in (500, 503, 200, 400):
-        booking = one.book(split(one), 0.0)
-        one.answered(booking, status, "a:1", 0.0)
-        one.release(booking, 0.0)
+        ticket = one.book(split(one), 0.0)
+        one.answered(ticket, status, "a:1", 0.0)
+        one.release(ticket, 0.0)
     one.answered(one.loads.begin("a:1", 0.0, 0.0), 500, "a:1", 0.0)  # not a split request
     counted = [one.fleet.upstream(f"{name}:1").failed_halves for name in "ac"]
     assert counted == [2, 2]
@@ -151,11 +150,11 @@ def test_wants_status_is_true_for_every_request_where_workers_have_roles() -> No
 def test_prefill_worker_is_doubted_after_one_failure_until_a_success() -> None:
     one, made = of_legs()
     for status, is_doubted in ((200, False), (400, False), (500, True), (200, True)):
-        booking = one.book(made, 0.0)
-        one.answered(booking, status, "a:1", 0.0)
+        ticket = one.book(made, 0.0)
+        one.answered(ticket, status, "a:1", 0.0)
         assert one.fleet.upstream("c:1").is_doubted is is_doubted
         assert ("c:1" in one.fleet.upstreams.doubts()) is is_doubted
-        one.release(booking, 0.0)
+        one.release(ticket, 0.0)
 
 
 def test_failure_of_a_removed_endpoint_is_not_counted() -> None:

@@ -9,7 +9,8 @@ from extproc.config.schema import WorkerSettings as Configured
 from extproc.fleet.computed import LOOKS_WHILE_IDLE, MAX_AHEAD, MAX_TOKENS_A_LOOK, Computed
 from extproc.fleet.discovery.view import FleetMember, Sighting
 from extproc.fleet.record import Table
-from extproc.routing.load import Booking, Loads
+from extproc.routing.endpoint_load import Ticket
+from extproc.routing.load import Loads
 from kvstate.overlap import Overlap, Prompt
 
 A, B = "10.0.0.1:80", "10.0.0.2:80"
@@ -48,13 +49,13 @@ class Fleet:
 
     def send(
         self, worker: str, tokens: int, *, is_sure: bool = True, lora: str | None = None
-    ) -> Booking:
+    ) -> Ticket:
         prompt = Prompt("m", array("I", [0]) * tokens, lora)
         return self.loads.begin(worker, tokens, self.now, prompt=prompt, is_sure=is_sure)
 
-    def store(self, worker: str, booking: Booking, blocks: int) -> None:
-        assert booking.prompt is not None
-        self.held.append((worker, booking.prompt, blocks))
+    def store(self, worker: str, ticket: Ticket, blocks: int) -> None:
+        assert ticket.prompt is not None
+        self.held.append((worker, ticket.prompt, blocks))
         self.batches += 1
 
     def look(self, now: float) -> None:
@@ -64,13 +65,13 @@ class Fleet:
 
 def test_look_finds_a_prompt_once_all_reusable_blocks_are_stored() -> None:
     fleet = Fleet()
-    booking = fleet.send(A, 1_000)
-    fleet.store(A, booking, 61)
+    ticket = fleet.send(A, 1_000)
+    fleet.store(A, ticket, 61)
     fleet.look(1.0)
-    assert [booking.computed_at] == [None]
-    fleet.store(A, booking, 62)
+    assert [ticket.computed_at] == [None]
+    fleet.store(A, ticket, 62)
     fleet.look(2.03)
-    assert booking.computed_at == 2.03
+    assert ticket.computed_at == 2.03
     assert fleet.loads.load(A, 2.03).slowness > 1.5
     assert fleet.loads.load(A, 2.03).backlog_tokens == 0.0
     assert fleet.loads.speed_as_json(A)["confidence"] > 0.5
@@ -79,8 +80,8 @@ def test_look_finds_a_prompt_once_all_reusable_blocks_are_stored() -> None:
 
 def test_look_skips_workers_without_a_new_batch() -> None:
     fleet = Fleet()
-    booking = fleet.send(A, 1_000)
-    fleet.store(A, booking, 1)
+    ticket = fleet.send(A, 1_000)
+    fleet.store(A, ticket, 1)
     for step in range(20):
         fleet.look(step / 20)
     assert fleet.looked_up == 2
@@ -126,10 +127,10 @@ def test_look_finds_a_prompt_behind_any_number_of_unannounced_ones(ahead: int) -
 def test_look_continues_with_other_workers_after_a_failure(broken: str) -> None:
     fleet, sound = Fleet(), B if broken == A else A
     fleet.send(broken, 1_000, lora=BROKEN)
-    booking = fleet.send(sound, 1_000)
-    fleet.store(sound, booking, 62)
+    ticket = fleet.send(sound, 1_000)
+    fleet.store(sound, ticket, 62)
     fleet.look(1.0)
-    assert booking.computed_at == 1.0
+    assert ticket.computed_at == 1.0
 
 
 @given(
@@ -144,10 +145,10 @@ def test_look_does_not_take_prompts_shorter_than_a_block_for_late(
     fleet = Fleet(block_size)
     for turn in range(20):
         fleet.now = turn * 10.0
-        booking = fleet.send(A, 10 * block_size + 1)
-        fleet.store(A, booking, 10)
+        ticket = fleet.send(A, 10 * block_size + 1)
+        fleet.store(A, ticket, 10)
         fleet.look(fleet.now + 10 * block_size / 1_000 + 0.03)
-        fleet.loads.end(booking, fleet.now + 1)
+        fleet.loads.end(ticket, fleet.now + 1)
     before = fleet.loads.speed_as_json(A)["used_tokens_per_second"]
     fleet.now = 300.0
     for _ in range(count):
@@ -162,8 +163,8 @@ def test_look_does_not_take_prompts_shorter_than_a_block_for_late(
 def test_look_is_bounded_and_continues_where_the_last_one_ended() -> None:
     fleet = Fleet()
     long = [fleet.send(worker, MAX_TOKENS_A_LOOK) for worker in (A, B)]
-    for worker, booking in zip((A, B), long, strict=True):
-        fleet.store(worker, booking, MAX_TOKENS_A_LOOK // 16 - 1)
+    for worker, ticket in zip((A, B), long, strict=True):
+        fleet.store(worker, ticket, MAX_TOKENS_A_LOOK // 16 - 1)
     fleet.look(1.0)
     assert [one.computed_at for one in long] == [1.0, None]
     fleet.look(1.05)
@@ -185,8 +186,8 @@ def test_look_slows_a_worker_for_late_prompts_and_forgets_old_ones() -> None:
     fleet = Fleet()
     for turn in range(20):
         fleet.now = turn * 10.0
-        booking = fleet.send(A, 1_000)
-        fleet.store(A, booking, 62)
+        ticket = fleet.send(A, 1_000)
+        fleet.store(A, ticket, 62)
         fleet.look(fleet.now + 1.03)
     late = fleet.send(A, 1_000)
     for _ in range(20):
@@ -215,6 +216,6 @@ def test_speed_counts_only_where_it_is_learned(*, learns: bool) -> None:
     fleet = Fleet()
     loads = fleet.loads if learns else Loads(fleet.table.upstreams.loads, 1_000.0)
     prompt = Prompt("m", array("I", [0]) * 2_000)
-    booking = loads.begin(A, 2_000, 0.0, prompt=prompt)
-    loads.note_computed(booking, 8.0)
+    ticket = loads.begin(A, 2_000, 0.0, prompt=prompt)
+    loads.note_computed(ticket, 8.0)
     assert (loads.load(A, 8.0).slowness > 2) == learns

@@ -37,8 +37,8 @@ from extproc.proof.state import Comparison, GoldenVerdict
 from extproc.requests.prompt import TEXT, Text
 from extproc.requests.request import Head, RoutingRequest
 from extproc.routing.decision import Decision
+from extproc.routing.endpoint_load import Ticket
 from extproc.routing.evidence import RULES, Judge
-from extproc.routing.load import Booking
 from extproc.running.app import remote_tokenizers
 from extproc.serving.router import Router
 from kvstate.events import Batch, BlocksStored, EventBatch
@@ -132,7 +132,7 @@ class System:
             self.config, self.workers, tokenizers, self.metrics, rng, observer=self.observed
         )
         self.numbers = itertools.count()
-        self.running: list[Booking] = []
+        self.running: list[Ticket] = []
 
     def transport(self) -> MemoryTransport:
         stored = BlocksStored([1, 2], None, IDS[:32], 16)
@@ -195,11 +195,11 @@ class System:
         outcome = Outcome("a", name, False, 200, 0.1, 200, 0, usage, is_comparable=True)
         self.metrics.observe_outcome(outcome)
 
-    async def routed(self, ask: RoutingRequest, name: str) -> tuple[Decision, Booking]:
-        decision, booking = await self.router.route(ask)
+    async def routed(self, ask: RoutingRequest, name: str) -> tuple[Decision, Ticket]:
+        decision, ticket = await self.router.route(ask)
         assert decision.pick == (name,)
-        assert booking is not None
-        return decision, booking
+        assert ticket is not None
+        return decision, ticket
 
     async def fail(self, worker: Worker) -> None:
         """Makes a worker's answers, probes, scrapes and tokens fail, and puts it to sleep."""
@@ -220,9 +220,9 @@ class System:
         """Removes all workers; what was under way there ends later."""
         self.source.see(())
         await until(lambda: not self.workers.records)
-        for booking in self.running:
-            self.router.note_answer(booking, 503, "")
-            self.router.release(booking)
+        for ticket in self.running:
+            self.router.note_answer(ticket, 503, "")
+            self.router.release(ticket)
         self.running.clear()
         await until(lambda: not (self.fleet._followed or self.fleet._releasing))
         assert self.workers.candidates.overlaps(Prompt("a", IDS)) == {}

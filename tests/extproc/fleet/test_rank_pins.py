@@ -7,7 +7,7 @@ from extproc.config.schema import WorkerSettings as Configured
 from extproc.fleet.discovery.view import FleetMember, Sighting
 from extproc.fleet.rank_pins import WATCH_SECONDS, RankPins
 from extproc.fleet.record import Table
-from extproc.routing.load import Booking, EndpointLoad
+from extproc.routing.endpoint_load import EndpointLoad, Ticket
 from extproc.routing.pins import NO_CHOICE, Pin, PinnedRank
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap, Prompt
@@ -26,9 +26,9 @@ def table(engine: WorkerEngine | None = SGLANG) -> Table:
     return Table({NAME: FleetMember(Sighting(Configured(NAME, engine=engine)), "workers")})
 
 
-def booked(rank: int | None) -> Booking:
+def booked(rank: int | None) -> Ticket:
     named = None if rank is None else PinnedRank(rank, Pin("x-rank"), CHAT)
-    return Booking(NAME, 40.0, EndpointLoad(), rank=named)
+    return Ticket(NAME, 40.0, EndpointLoad(), rank=named)
 
 
 def test_choice_of_a_field_needs_a_body_that_may_be_changed() -> None:

@@ -18,7 +18,8 @@ from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate
-from extproc.routing.load import Load, LoadSample
+from extproc.routing.endpoint_load import LoadSample
+from extproc.routing.load import Load
 from extproc.routing.query import Query, Snapshot
 from kvstate.overlap import Prompt
 from tests.extproc.nobody import Nobody

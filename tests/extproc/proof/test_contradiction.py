@@ -119,15 +119,15 @@ async def test_swapped_feeds_are_found_by_what_the_engines_report() -> None:
 
         async def serve(body: dict[str, Any]) -> Decision:
             request = RoutingRequest(Head("POST", PATH, None), json.dumps(body).encode())
-            decision, booking = await router.route(request)
-            assert booking is not None
-            account = Account(decision, router.watched.compared(booking), 0.0)
+            decision, ticket = await router.route(request)
+            assert ticket is not None
+            account = Account(decision, ticket.compared, 0.0)
             server, before = both[decision.worker], sum(map(fleet.batches, both))
             async with client.post(f"{server.url}{PATH}", json=body) as answer:
                 account.respond(200, decision.worker, 1.0)
                 account.read(await answer.read(), 2.0, is_last=True)
             await until(lambda: sum(map(fleet.batches, both)) > before)
-            router.release(booking)
+            router.release(ticket)
             metrics.observe_outcome(account.outcome())
             return decision
 

@@ -38,10 +38,10 @@ async def muted(run: Run, **settings: Any) -> AsyncIterator[Checked]:
 
 async def serve(one: Checked, prompt: str, *, status: int | None = OK) -> None:
     """Has a worker answer a conversation; the router sees the status, if any."""
-    booking = await one.send(prompt)
+    ticket = await one.send(prompt)
     if status is not None:
-        one.router.note_answer(booking, status, one.worker.endpoint)
-    one.router.release(booking)
+        one.router.note_answer(ticket, status, one.worker.endpoint)
+    one.router.release(ticket)
     one.now += SILENCE_SECONDS
 
 
@@ -106,9 +106,9 @@ async def test_silence_ends_with_a_prompt_that_the_feed_tells_of(run: Run) -> No
         await serve_many(one, PROMPTS_UNTOLD)
         assert shown(one)["state"] == "silent"
         mute(one, muted=False)
-        booking = await one.send(text(500))
+        ticket = await one.send(text(500))
         await until(lambda: has_caught_up(one))
-        one.router.release(booking)
+        one.router.release(ticket)
         one.now += SILENCE_SECONDS
         assert shown(one)["state"] != "silent"
         assert (codes(one), one.sample("kvsteer_feed_silent")) == ([], 0)
@@ -147,12 +147,12 @@ async def test_worker_that_is_down_need_not_tell(run: Run) -> None:
     async with muted(run) as one:
         upstream = one.workers.records[one.worker.endpoint].upstream
         assert upstream is not None
-        bookings = [await one.send(text(seed)) for seed in range(PROMPTS_UNTOLD)]
+        tickets = [await one.send(text(seed)) for seed in range(PROMPTS_UNTOLD)]
         one.workers.upstreams.eject(upstream, Judge.PROBE, "it does not answer", one.now)
-        for booking in bookings:
-            one.router.note_answer(booking, OK, one.worker.endpoint)
-            one.router.release(booking)
-        for _ in bookings:
+        for ticket in tickets:
+            one.router.note_answer(ticket, OK, one.worker.endpoint)
+            one.router.release(ticket)
+        for _ in tickets:
             one.now += SILENCE_SECONDS
             assert shown(one)["state"] == "live"
 
@@ -163,9 +163,9 @@ async def test_answers_are_asked_for_while_a_feed_is_suspected(run: Run) -> None
         await serve_many(one, 1, status=None)
         wanted.append(one.workers.proofs.wants_answers)
         mute(one, muted=False)
-        booking = await one.send(text(500))
+        ticket = await one.send(text(500))
         await until(lambda: has_caught_up(one))
-        one.router.release(booking)
+        one.router.release(ticket)
         one.now += SILENCE_SECONDS
         one.status()
         assert [*wanted, one.workers.proofs.wants_answers] == [False, True, False]
@@ -189,10 +189,10 @@ async def test_prompts_that_only_replays_bring_are_not_told_of(run: Run) -> None
     async with run(times=times) as one:
         one.worker.faults.drop(1_000)
         for seed in range(PROMPTS_UNTOLD):
-            booking = await one.send(text(seed))
-            one.router.note_answer(booking, OK, one.worker.endpoint)
+            ticket = await one.send(text(seed))
+            one.router.note_answer(ticket, OK, one.worker.endpoint)
             await until(lambda: one.has_applied_all)
-            one.router.release(booking)
+            one.router.release(ticket)
             one.now += SILENCE_SECONDS
         one.status()
         (status,) = one.workers.states.statuses()

@@ -39,7 +39,7 @@ from extproc.proof.tally import LAST_FINDINGS
 from extproc.requests import request
 from extproc.requests.prompt import BILLING, CONVERSATION, FORM_NAMES, INLINE_SYSTEM
 from extproc.requests.request import Head, RoutingRequest
-from extproc.routing.load import Booking
+from extproc.routing.endpoint_load import Ticket
 from extproc.serving.router import Router
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.feeds.feed import FeedState
@@ -129,26 +129,26 @@ class Checked:
     reads_usage: bool = False
     now: float = 0.0
 
-    async def send(self, *texts: str, deliver: bool = True, **fields: Any) -> Booking:
+    async def send(self, *texts: str, deliver: bool = True, **fields: Any) -> Ticket:
         """Routes a conversation and has the worker answer it."""
         roles = ("user", "assistant") * len(texts)
         messages = [
             {"role": role, "content": text} for role, text in zip(roles, texts, strict=False)
         ]
         body = {"model": "tiny", "messages": messages, "max_tokens": 2, **fields}
-        decision, booking = await self.router.route(
+        decision, ticket = await self.router.route(
             RoutingRequest(Head("POST", PATH, None), json.dumps(body).encode())
         )
         assert decision.pick == (self.worker.endpoint,)
-        assert booking is not None
+        assert ticket is not None
         if deliver:
             answer = await self.request(body)
             if self.reads_usage:
-                account = Account(decision, self.router.watched.compared(booking), 0.0)
+                account = Account(decision, ticket.compared, 0.0)
                 account.respond(200, self.worker.endpoint, 1.0)
                 account.read(answer, 2.0, is_last=True)
                 self.metrics.observe_outcome(account.outcome())
-        return booking
+        return ticket
 
     async def explain(self, *texts: str) -> dict[str, Any]:
         return await self.explain_body(PATH, chat(*texts))
@@ -179,10 +179,10 @@ class Checked:
             assert response.status == 200, await response.text()
             return await response.read()
 
-    async def settle(self, *bookings: Booking) -> dict[str, Any]:
+    async def settle(self, *tickets: Ticket) -> dict[str, Any]:
         """Ends requests, waits for all events and the grace; returns what /workers then shows."""
-        for booking in bookings:
-            self.router.release(booking)
+        for ticket in tickets:
+            self.router.release(ticket)
         await until(lambda: self.has_applied_all)
         self.now += max(GRACE_SECONDS, PAUSE_WHILE_PROVED_SECONDS)
         return self.status()
@@ -343,19 +343,19 @@ async def test_right_template_is_proved_by_the_first_prompt_that_is_stored(run: 
 
 async def test_right_template_is_proved_by_an_answer_that_lasts_long(run: Run) -> None:
     async with run() as one:
-        booking = await one.send(text(1))
+        ticket = await one.send(text(1))
         one.now += 30 * MAX_SECONDS
-        assert (await one.settle(booking))["state"] == "proved"
+        assert (await one.settle(ticket))["state"] == "proved"
 
 
 async def test_prompts_are_looked_up_after_more_at_once_than_can_wait(run: Run) -> None:
     async with run() as one:
-        bookings = []
+        tickets = []
         for seed in range(2 * MAX_WAITING):
-            bookings.append(await one.send(text(seed)))
+            tickets.append(await one.send(text(seed)))
             one.now += PAUSE_SECONDS
-        for booking in bookings:
-            one.router.release(booking)
+        for ticket in tickets:
+            one.router.release(ticket)
         await until(lambda: one.has_applied_all)
         (record,) = one.workers.records.values()
         assert record.proof.findings[MATCHED] == 0
@@ -410,31 +410,31 @@ async def test_doubt_ends_with_prompts_that_are_stored(
     assert caplog.messages[-1].endswith("its tokens are proved")
 
 
-async def nothing(one: Checked, seed: int) -> Booking:
+async def nothing(one: Checked, seed: int) -> Ticket:
     """Retried elsewhere, or given up before the worker took it."""
     return await one.send(text(seed), deliver=False)
 
 
-async def aborted(one: Checked, seed: int) -> Booking:
+async def aborted(one: Checked, seed: int) -> Ticket:
     """Given up in the middle of the answer."""
-    booking = await one.send(text(seed, 100), deliver=False)
+    ticket = await one.send(text(seed, 100), deliver=False)
     counters = one.worker.engine.counters
     asking = asyncio.create_task(one.request({**chat(text(seed, 100)), "max_tokens": 500}))
     await until(lambda: counters.running > 0)
     asking.cancel()
     await until(lambda: counters.in_flight == 0)
-    return booking
+    return ticket
 
 
-async def short(one: Checked, seed: int) -> Booking:
+async def short(one: Checked, seed: int) -> Ticket:
     return await one.send(f"hi {seed}")
 
 
-async def cached(one: Checked, seed: int) -> Booking:
+async def cached(one: Checked, seed: int) -> Ticket:
     return await one.send(text(1))
 
 
-async def similar_at_once(one: Checked, seed: int) -> Booking:
+async def similar_at_once(one: Checked, seed: int) -> Ticket:
     shared, user = text(99, 100), str(seed)
     first, _ = await asyncio.gather(
         one.send(shared, user, text(5)), one.send(shared, user, text(6))
@@ -442,39 +442,39 @@ async def similar_at_once(one: Checked, seed: int) -> Booking:
     return first
 
 
-async def similar_from_elsewhere(one: Checked, seed: int) -> Booking:
+async def similar_from_elsewhere(one: Checked, seed: int) -> Ticket:
     """Another client asks the worker directly, and our request never arrives: the worst case."""
     body = text(99, 100)
-    booking = await one.send(f"You serve Bob {seed}. {body} {text(seed, 20)}", deliver=False)
+    ticket = await one.send(f"You serve Bob {seed}. {body} {text(seed, 20)}", deliver=False)
     await one.request(chat(f"You serve Alice {seed}. {body} {text(500 + seed, 20)}"))
-    return booking
+    return ticket
 
 
-async def same_beginning_from_elsewhere(one: Checked, seed: int) -> Booking:
-    booking = await one.send(text(99, 100) + text(seed), deliver=False)
+async def same_beginning_from_elsewhere(one: Checked, seed: int) -> Ticket:
+    ticket = await one.send(text(99, 100) + text(seed), deliver=False)
     await one.request(chat(text(99, 100) + text(500 + seed)))
-    return booking
+    return ticket
 
 
-async def continued_from_elsewhere(one: Checked, seed: int) -> Booking:
+async def continued_from_elsewhere(one: Checked, seed: int) -> Ticket:
     """Somebody types: each request is abandoned for a longer one."""
-    booking = await one.send(text(seed) + " and", deliver=False)
+    ticket = await one.send(text(seed) + " and", deliver=False)
     await one.request(chat(text(seed) + " and " + text(7 * seed, 3)))
-    return booking
+    return ticket
 
 
-async def edited_from_elsewhere(one: Checked, seed: int) -> Booking:
+async def edited_from_elsewhere(one: Checked, seed: int) -> Ticket:
     turns = text(seed), text(-seed)
-    booking = await one.send(*turns, text(9 * seed), deliver=False)
+    ticket = await one.send(*turns, text(9 * seed), deliver=False)
     await one.request(chat(*turns, text(9 * seed + 1)))
-    return booking
+    return ticket
 
 
-async def salted(one: Checked, seed: int) -> Booking:
+async def salted(one: Checked, seed: int) -> Ticket:
     return await one.send(text(seed), cache_salt=f"tenant {seed % 2}")
 
 
-async def adapted(one: Checked, seed: int) -> Booking:
+async def adapted(one: Checked, seed: int) -> Ticket:
     return await one.send(text(seed), model="ad" if seed % 2 else "tiny")
 
 
@@ -489,7 +489,7 @@ async def adapted(one: Checked, seed: int) -> Booking:
 )  # fmt: skip
 @pytest.mark.slow
 async def test_right_template_is_never_refuted_and_credit_stays(
-    run: Run, behave: Callable[[Checked, int], Awaitable[Booking]], dialect: str
+    run: Run, behave: Callable[[Checked, int], Awaitable[Ticket]], dialect: str
 ) -> None:
     async with run(
         dialect=dialect, loras=("ad",), decode_tokens_per_second=200.0, usage=True
@@ -497,9 +497,9 @@ async def test_right_template_is_never_refuted_and_credit_stays(
         await one.run(text(999))
         held = (await one.explain(text(999)))["overlap_tokens"]
         for seed in range(10):
-            booking = await behave(one, seed)
+            ticket = await behave(one, seed)
             await one.request(chat(text(700 + seed)))
-            status = await one.settle(booking)
+            status = await one.settle(ticket)
         assert (status["mismatched"], status["state"] == "refuted") == (0, False)
         assert (await one.explain(text(999)))["overlap_tokens"] == held > 0
 
@@ -514,9 +514,9 @@ async def test_worker_without_prefix_caching_says_nothing(run: Run) -> None:
 async def test_token_ids_of_the_client_say_nothing(run: Run) -> None:
     async with run() as one:
         body = {"model": "tiny", "prompt": tokens_of(chat(text(1)))}
-        _, booking = await one.router.route(RoutingRequest(COMPLETION, json.dumps(body).encode()))
-        assert booking is not None
-        assert (await one.settle(booking))["state"] == "off"
+        _, ticket = await one.router.route(RoutingRequest(COMPLETION, json.dumps(body).encode()))
+        assert ticket is not None
+        assert (await one.settle(ticket))["state"] == "off"
 
 
 async def twins(one: Checked, seed: int, status: int) -> dict[str, Any]:
@@ -528,12 +528,12 @@ async def twins(one: Checked, seed: int, status: int) -> dict[str, Any]:
     if status:
         one.router.note_answer(forged, status, "")
     request = RoutingRequest(Head("POST", "/v1/completions", None), json.dumps(body).encode())
-    _, booking = await one.router.route(request)
-    assert booking is not None
+    _, ticket = await one.router.route(request)
+    assert ticket is not None
     url = f"{one.worker.url}/v1/completions"
     async with one.client.post(url, json=body) as response:
         assert response.status == 200
-    return await one.settle(forged, booking)
+    return await one.settle(forged, ticket)
 
 
 @pytest.mark.parametrize("status", [0, 400])
@@ -547,11 +547,11 @@ async def test_client_cannot_forge_that_tokens_differ(run: Run, status: int) -> 
 
 async def test_feed_with_a_hole_says_nothing(run: Run) -> None:
     async with run(WITH_SYSTEM_LINE) as one:
-        bookings = [await one.send(text(2))]
+        tickets = [await one.send(text(2))]
         one.fleet.has_holes = True
         one.now += PAUSE_WHILE_PROVED_SECONDS
-        bookings.append(await one.send(text(3)))
-        status = await one.settle(*bookings)
+        tickets.append(await one.send(text(3)))
+        status = await one.settle(*tickets)
         assert (status["state"], status["without_evidence"]) == ("off", 0)
 
 
@@ -560,9 +560,9 @@ async def test_check_that_fails_is_no_fault_of_the_request(
 ) -> None:
     async with run() as one:
         token = FAULT.set(text(1))
-        booking = await one.send(text(1))
+        ticket = await one.send(text(1))
         FAULT.reset(token)
-        await one.settle(booking)
+        await one.settle(ticket)
         assert "token check failed with RuntimeError" in caplog.text
         assert not any(word in caplog.text for word in WORDS)
 

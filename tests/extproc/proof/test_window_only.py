@@ -75,15 +75,15 @@ class Rig:
         messages = [{"role": r, "content": t} for r, t in zip(roles, turns, strict=False)]
         body = json.dumps({"model": "tiny", "messages": messages, "max_tokens": 2}).encode()
         request = RoutingRequest(Head("POST", "/v1/chat/completions", None), body)
-        decision, booking = await self.router.route(request)
-        assert booking is not None
+        decision, ticket = await self.router.route(request)
+        assert ticket is not None
         worker = decision.worker
         number = self.sent[worker]
         self.transports[worker].put(Batch(number, batch or RECORDED[number]))
-        self.router.note_answer(booking, 200, worker)
+        self.router.note_answer(ticket, 200, worker)
         self.sent[worker] += 1
         await until(lambda: self.fleet.batches(worker) == self.sent[worker])
-        self.router.release(booking)
+        self.router.release(ticket)
         self.now += SILENCE_SECONDS + PAUSE_SECONDS
         list(self.workers.states.statuses())  # looks up what is due
         return decision

@@ -12,7 +12,8 @@ from extproc.requests.request_class import RequestClass
 from extproc.routing.decide import OVER_CLASS_LIMIT, decide
 from extproc.routing.decision import Decision, Verdict
 from extproc.routing.eligibility import Candidate
-from extproc.routing.load import Booking, EndpointLoad, Loads
+from extproc.routing.endpoint_load import EndpointLoad, Ticket
+from extproc.routing.load import Loads
 from extproc.routing.query import Query, Snapshot
 
 HERE, THERE = "10.0.0.1:1", "10.0.0.2:1"
@@ -28,7 +29,7 @@ class Fleet:
         self.loads = Loads(self.endpoints)
         self._rules = Policy(**rules)  # type: ignore[arg-type]
 
-    def begin(self, at: str, one: RequestClass | None, tokens: float = 1_000.0) -> Booking:
+    def begin(self, at: str, one: RequestClass | None, tokens: float = 1_000.0) -> Ticket:
         return self.loads.begin(at, tokens, 0.0, level=None if one is None else one.level)
 
     def place(self, one: RequestClass, sample: int = 0, seed: int = 0) -> Decision:
@@ -61,7 +62,7 @@ def test_requests_without_classes_count_for_all() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from([HERE, THERE]), st.booleans(), st.integers(0, 5))))
 def test_levels_add_up_to_the_requests_in_flight(orders: list[tuple[str, bool, int]]) -> None:
-    fleet, running = Fleet(), list[Booking]()
+    fleet, running = Fleet(), list[Ticket]()
     for at, is_batch, end in orders:
         running.append(fleet.begin(at, BATCH if is_batch else PEOPLE, 100.0 * end))
         if end == 1:
@@ -72,9 +73,9 @@ def test_levels_add_up_to_the_requests_in_flight(orders: list[tuple[str, bool, i
             fleet.loads.end(running.pop(end % len(running)), 0.0)
         for state in fleet.endpoints.values():
             levels = state.levels.values()
-            assert sum(one.requests for one in levels) == len(state.bookings)
+            assert sum(one.requests for one in levels) == len(state.tickets)
             booked = state.numbers.booked_tokens
-            assert state.numbers.in_flight == len(state.bookings)
+            assert state.numbers.in_flight == len(state.tickets)
             assert sum(one.queued_tokens for one in levels) == pytest.approx(booked)
 
 

@@ -15,9 +15,10 @@ from extproc.routing.claim_table import ClaimTable, Holdings
 from extproc.routing.decide import decide
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, Decision, Split, Verdict
 from extproc.routing.eligibility import Candidate
+from extproc.routing.endpoint_load import LoadSample
 from extproc.routing.explain import decided_by, explanation, reason_sentence
 from extproc.routing.homes import Homes, end_of
-from extproc.routing.load import Load, LoadSample
+from extproc.routing.load import Load
 from extproc.routing.query import Media, MediaItem, Query, Snapshot
 from kvstate.overlap import Overlap, Prompt
 

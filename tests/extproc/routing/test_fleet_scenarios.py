@@ -35,7 +35,8 @@ from extproc.commands.whatif.engines import (
 from extproc.commands.whatif.routers import Contestant, run
 from extproc.commands.whatif.traces import MOONCAKE_BLOCK_TOKENS
 from extproc.config.schema import Policy
-from extproc.routing.load import Booking, Loads
+from extproc.routing.endpoint_load import Ticket
+from extproc.routing.load import Loads
 
 DEFAULT = Contestant("cost", "cost", expects=True)
 LEAST = Contestant("least", "least_request")
@@ -156,9 +157,9 @@ def test_simulated_routers_never_see_past_times(
     seen: list[float] = []
 
     class Watched(Loads):
-        def note_computed(self, booking: Booking, now: float) -> None:
+        def note_computed(self, ticket: Ticket, now: float) -> None:
             seen.append(now)
-            super().note_computed(booking, now)
+            super().note_computed(ticket, now)
 
     monkeypatch.setattr(routers, "Loads", Watched)
     four = DEFAULT._replace(learns=True, routers=4, tick_seconds=0.01)

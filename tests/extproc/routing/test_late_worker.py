@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.routing.load import Booking, EndpointLoad, Loads
+from extproc.routing.endpoint_load import EndpointLoad, Ticket
+from extproc.routing.load import Loads
 from kvstate.overlap import Prompt
 
 CONFIGURED = 8_000.0
@@ -27,7 +28,7 @@ class Engine:
     def __init__(self, rate: float, late: float, sizes: tuple[int, int], every: float) -> None:
         self.rate, self.late, self.sizes, self.every = rate, late, sizes, every
         self.next_at = self.free_at = 0.0
-        self.computed: list[tuple[float, int, Booking]] = []  # when each is announced
+        self.computed: list[tuple[float, int, Ticket]] = []  # when each is announced
 
 
 def honest(rate: float) -> Engine:
@@ -47,14 +48,14 @@ def learned(engines: Mapping[str, Engine], seconds: float, seed: int = 1) -> dic
         for name, one in engines.items():
             while one.next_at <= now:
                 tokens, count = rng[name].randint(*one.sizes), count + 1
-                booking = loads.begin(name, tokens, one.next_at, prompt=PROMPT)
+                ticket = loads.begin(name, tokens, one.next_at, prompt=PROMPT)
                 one.free_at = max(one.free_at, one.next_at) + tokens / one.rate
-                heapq.heappush(one.computed, (one.free_at + one.late, count, booking))
+                heapq.heappush(one.computed, (one.free_at + one.late, count, ticket))
                 one.next_at += rng[name].expovariate(1 / one.every)
             while one.computed and one.computed[0][0] <= now:
-                booking = heapq.heappop(one.computed)[2]
-                loads.note_computed(booking, now)
-                loads.end(booking, now + 1.0)
+                ticket = heapq.heappop(one.computed)[2]
+                loads.note_computed(ticket, now)
+                loads.end(ticket, now + 1.0)
             loads.look(name, now)
     return {name: loads.speed_as_json(name)["tokens_per_second"] for name in engines}
 

@@ -6,16 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.routing.endpoint_load import EndpointLoad, LoadSample, Ticket
 from extproc.routing.load import (
     PREFILL_TOKENS_PER_SECOND,
     REPORT_SECONDS,
     UTILIZATION_SECONDS,
-    Booking,
-    EndpointLoad,
     Gauges,
     Load,
     Loads,
-    LoadSample,
 )
 from extproc.routing.pins import Pin, PinnedRank
 from kvstate.overlap import Prompt
@@ -27,9 +25,9 @@ def loads_of(rate: float = PREFILL_TOKENS_PER_SECOND) -> Loads:
 
 def test_begin_counts_a_request_in_flight_until_its_end() -> None:
     loads = loads_of()
-    booking = loads.begin("a", 100, now=0.0)
+    ticket = loads.begin("a", 100, now=0.0)
     assert (loads.in_flight("a"), loads.in_flight("b")) == (1, 0)
-    loads.end(booking, now=0.0)
+    loads.end(ticket, now=0.0)
     assert loads.in_flight("a") == 0
 
 
@@ -93,9 +91,9 @@ def test_slowness_of_an_unused_worker_ties_with_workers_of_one_speed() -> None:
     prompt = Prompt("m", array("I", range(9)))
     for n in range(100):
         name, took = "ab"[n % 2], 2.0 + n % 7 / 10  # instead of 10 s at the configured speed
-        booking = loads.begin(name, 1_000, 20.0 * n, prompt=prompt)
-        loads.note_computed(booking, 20.0 * n + took)
-        loads.end(booking, 20.0 * n + 10)
+        ticket = loads.begin(name, 1_000, 20.0 * n, prompt=prompt)
+        loads.note_computed(ticket, 20.0 * n + took)
+        loads.end(ticket, 20.0 * n + 10)
     slowness = {loads.load(name, 2_000).slowness for name in "abc"}
     assert len(slowness) == 1
     assert slowness.pop() < 0.4
@@ -117,9 +115,9 @@ def test_speed_as_json_names_the_used_speed_beside_that_of_the_worker() -> None:
     loads = Loads({name: EndpointLoad() for name in "ab"}, 1_000.0, learns=True)
     for n in range(40):
         for name, took in (("a", 1.9), ("b", 2.1)):
-            booking = loads.begin(name, 1_000, 10.0 * n, prompt=Prompt("m", array("I", [1])))
-            loads.note_computed(booking, 10.0 * n + took)
-            loads.end(booking, 10.0 * n + 5)
+            ticket = loads.begin(name, 1_000, 10.0 * n, prompt=Prompt("m", array("I", [1])))
+            loads.note_computed(ticket, 10.0 * n + took)
+            loads.end(ticket, 10.0 * n + 5)
     a, b = map(loads.speed_as_json, "ab")
     assert a["tokens_per_second"] > a["used_tokens_per_second"] > b["tokens_per_second"]
     assert a["used_tokens_per_second"] == b["used_tokens_per_second"]
@@ -135,8 +133,8 @@ def test_computed_takes_earlier_prompts_from_the_backlog_and_keeps_later_ones() 
     assert loads.load("a", 0.0).backlog_tokens == 750
     assert loads.move(seen, "nowhere", 0.0)
     assert loads.load("a", 0.0).backlog_tokens == 750
-    for booking in after:
-        loads.end(booking, 0.0)
+    for ticket in after:
+        loads.end(ticket, 0.0)
     assert loads.load("a", 0.0) == Load(1, 0.0, 0.0, 1.05)
 
 
@@ -146,13 +144,13 @@ def test_speed_is_learned_where_other_routers_send_most_requests(slowness: float
     seconds = 0.2 * slowness  # for each prompt of 200 tokens
     now = free_at = 0.0
     sent, theirs = 0, deque[float]()
-    ours: deque[tuple[float, Booking]] = deque()
+    ours: deque[tuple[float, Ticket]] = deque()
     for _ in range(400):
         now += rng.expovariate(0.9 / seconds)
         while ours and ours[0][0] <= now:
-            computed_at, booking = ours.popleft()
-            loads.note_computed(booking, computed_at)
-            loads.end(booking, computed_at + 1.0)
+            computed_at, ticket = ours.popleft()
+            loads.note_computed(ticket, computed_at)
+            loads.end(ticket, computed_at + 1.0)
         while theirs and theirs[0] <= now:
             theirs.popleft()
         free_at = max(free_at, now) + seconds
@@ -196,38 +194,38 @@ def test_end_of_a_request_clears_its_backlog() -> None:
 
 def test_move_books_a_request_where_it_is_served() -> None:
     loads = loads_of()
-    booking = loads.begin("a", 100, now=0.0)
-    loads.move(booking, "b", now=0.0)
+    ticket = loads.begin("a", 100, now=0.0)
+    loads.move(ticket, "b", now=0.0)
     left, taken = loads.load("a", 0.0), loads.load("b", 0.0)
     assert (left.in_flight, left.backlog_tokens) == (0, 0.0)
     assert (taken.in_flight, taken.backlog_tokens) == (1, 100.0)
-    loads.end(booking, now=0.0)
+    loads.end(ticket, now=0.0)
     assert loads.in_flight("b") == 0
 
 
 def test_move_of_an_ended_request_books_nothing() -> None:
     loads = loads_of()
-    booking = loads.begin("a", 100, 0.0)
-    loads.end(booking, now=0.0)
-    assert not loads.move(booking, "b", 1.0)
+    ticket = loads.begin("a", 100, 0.0)
+    loads.end(ticket, now=0.0)
+    assert not loads.move(ticket, "b", 1.0)
     assert (loads.in_flight("a"), loads.in_flight("b")) == (0, 0)
 
 
 def test_endpoint_that_returns_is_idle() -> None:
     endpoints = {"a": EndpointLoad()}
     loads = Loads(endpoints)
-    booking = loads.begin("a", 100, 0.0)
+    ticket = loads.begin("a", 100, 0.0)
     endpoints["a"] = EndpointLoad()
     assert (loads.load("a", 0.0), loads.in_flight("a")) == (Load(), 0)
-    loads.end(booking, now=0.0)
+    loads.end(ticket, now=0.0)
     assert loads.load("a", 0.0) == Load()
 
 
 def test_report_of_a_removed_endpoint_changes_nothing() -> None:
     loads = Loads({})
     loads.report("a", LoadSample(3, 0, 1.0), now=1.0)
-    booking = loads.begin("a", 100, 1.0)
-    loads.end(booking, now=0.0)
+    ticket = loads.begin("a", 100, 1.0)
+    loads.end(ticket, now=0.0)
     assert (loads.load("a", 1.0), loads.in_flight("a")) == (Load(), 0)
     assert loads.work_by_rank("a", 1.0, 10.0) == {}
 
@@ -331,9 +329,9 @@ def test_report_older_than_the_last_one_is_ignored() -> None:
 
 def test_report_outlives_the_requests_of_this_router() -> None:
     loads = loads_of()
-    booking = loads.begin("a", 10, now=0.0)
+    ticket = loads.begin("a", 10, now=0.0)
     loads.report("a", LoadSample(3, 0, asked_at=0.0), now=0.0)
-    loads.end(booking, now=0.0)
+    loads.end(ticket, now=0.0)
     assert loads.load("a", 0.0).others == 2.0
 
 
@@ -341,7 +339,7 @@ def test_report_outlives_the_requests_of_this_router() -> None:
 def test_counts_stay_true_for_any_order_of_begin_and_end(
     steps: list[tuple[bool, int, float]],
 ) -> None:
-    loads, open_bookings = loads_of(), list[Booking]()
+    loads, open_bookings = loads_of(), list[Ticket]()
     for now, (begins, number, tokens) in enumerate(steps):
         if begins or not open_bookings:
             open_bookings.append(loads.begin(str(number), tokens, float(now)))

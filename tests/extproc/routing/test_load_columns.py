@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from extproc._core import LoadColumns, drawn, load_of, lowest
 from extproc.config.schema import Cost
 from extproc.routing.eligibility import Candidate
-from extproc.routing.load import Booking, EndpointLoad, Gauges, Load, Loads, LoadSample
+from extproc.routing.endpoint_load import EndpointLoad, LoadSample, Ticket
+from extproc.routing.load import Gauges, Load, Loads
 from extproc.routing.spread import Spread
 from tests.oracles.routing import load_columns as oracle
 from tests.oracles.routing.draws import plain_drawn, plain_lowest, plain_numbers
@@ -26,7 +27,7 @@ def used(rng: Random) -> tuple[Loads, float]:
     """Loads of a fleet after a while, in which one worker has no record; and the time."""
     endpoints = {worker.endpoint: EndpointLoad() for worker in WORKERS[1:]}
     loads = Loads(endpoints, rng.choice((1_000.0, 8_000.0)), learns=True)
-    open_ones: list[Booking] = []
+    open_ones: list[Ticket] = []
     now = 100.0
     for _ in range(rng.randrange(30)):
         now += rng.choice((0.0, 0.01, 1.3))

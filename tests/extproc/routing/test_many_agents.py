@@ -17,8 +17,9 @@ from extproc._core import LoadColumns
 from extproc.requests.outline import Outline, outline_of
 from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.belonging import NOWHERE
+from extproc.routing.endpoint_load import Ticket
 from extproc.routing.explain import explanation
-from extproc.routing.load import Booking, Load
+from extproc.routing.load import Load
 from extproc.routing.patience import PATIENCE_SECONDS, Patience, unminded
 from extproc.routing.placing import Placing
 from extproc.routing.query import Query
@@ -68,7 +69,7 @@ OUTLINES = outlines()
 def workers_of(one: Placing, rng: Random, begins: Mapping[str, float]) -> dict[Conversation, str]:
     """Returns the workers that answer each conversation, such as "aaab": the last turn left."""
     found = dict.fromkeys(OUTLINES, "")
-    events: list[tuple[float, int, Conversation, Booking | None]] = []
+    events: list[tuple[float, int, Conversation, Ticket | None]] = []
     order = count()
     for key in OUTLINES:
         heappush(events, (begins[key[0]] + rng.uniform(0, 2), next(order), key, None))
@@ -103,9 +104,9 @@ def test_conversation_leaves_a_queue_longer_than_its_patience() -> None:
         one = placing()
         turns = OUTLINES["codex", 0]
         first = decided(one, Query("m", reason="x", outline=turns[0]))
-        booking = one.book(first, 0.0)
-        assert booking is not None
-        one.release(booking, 1.0)
+        ticket = one.book(first, 0.0)
+        assert ticket is not None
+        one.release(ticket, 1.0)
         one.loads.begin(first.pick[0], seconds * 8_000, 1.0)
         after = decided(one, Query("m", reason="x", outline=turns[1]), 1.0)
         assert (after.worker == first.worker) is stays

@@ -12,8 +12,8 @@ from extproc.config.schema import Config, Cost, Model
 from extproc.requests.outline import beginning_of
 from extproc.requests.request import NO_HEAD, RoutingRequest
 from extproc.routing.claim_table import Claim, ClaimTable, Expected, Holdings
+from extproc.routing.endpoint_load import Ticket
 from extproc.routing.evidence import RULES, Judge
-from extproc.routing.load import Booking
 from extproc.routing.placing import REQUESTS_A_LOOK, Placing
 from extproc.routing.query import Query
 from kvstate.overlap import Overlap, Prompt
@@ -38,12 +38,12 @@ def test_decide_books_nothing() -> None:
 def test_book_holds_load_and_expectation_until_release() -> None:
     one = placing()
     made = decided(one)
-    booking = one.book(made, 0.0)
-    assert booking is not None
+    ticket = one.book(made, 0.0)
+    assert ticket is not None
     assert one.loads.in_flight(made.pick[0]) == 1
     assert decided(one).basis.claims[made.worker].speculative == 960
-    one.release(booking, 1.0)
-    one.release(booking, 1.0)
+    one.release(ticket, 1.0)
+    one.release(ticket, 1.0)
     assert one.loads.in_flight(made.pick[0]) == 0
     assert not decided(one, now=3.0).basis.claims
     assert decided(one, now=3.0, state="stale").basis.claims[made.worker].approximate == 960
@@ -66,22 +66,22 @@ def test_book_ignores_a_decision_without_a_pick() -> None:
 
 def test_book_of_a_request_without_a_prompt_claims_nothing() -> None:
     one = placing()
-    booking = one.book(decided(one, Query("m", reason="no_body")), 0.0)
-    assert booking is not None
-    one.release(booking, 0.0)
+    ticket = one.book(decided(one, Query("m", reason="no_body")), 0.0)
+    assert ticket is not None
+    one.release(ticket, 0.0)
     assert len(one.claims) == 0
 
 
 def test_move_takes_load_and_claims_to_the_serving_worker() -> None:
     one = placing()
     made = decided(one)
-    booking = one.book(made, 0.0)
-    assert booking is not None
+    ticket = one.book(made, 0.0)
+    assert ticket is not None
     other = next(worker for worker in WORKERS if worker.name != made.worker)
-    one.move(booking, other.name, other.endpoint, 0.0)
+    one.move(ticket, other.name, other.endpoint, 0.0)
     assert set(decided(one).basis.claims) == {other.name}
     assert (one.loads.in_flight(made.pick[0]), one.loads.in_flight(other.endpoint)) == (0, 1)
-    one.release(booking, 0.0)
+    one.release(ticket, 0.0)
     assert one.loads.in_flight(other.endpoint) == 0
 
 
@@ -127,12 +127,12 @@ def test_ejection_and_draining_exclude_an_endpoint_independently() -> None:
 def test_draining_worker_keeps_its_bookings() -> None:
     one = placing()
     made = decided(one)
-    booking = one.book(made, 0.0)
-    assert booking is not None
+    ticket = one.book(made, 0.0)
+    assert ticket is not None
     fleet_of(one).drained.add(made.pick[0])
     assert one.loads.in_flight(made.pick[0]) == 1
     assert made.pick[0] not in decided(one).pick
-    one.release(booking, 1.0)
+    one.release(ticket, 1.0)
     fleet_of(one).drained.discard(made.pick[0])
     assert made.pick[0] in decided(one).pick
 
@@ -140,8 +140,8 @@ def test_draining_worker_keeps_its_bookings() -> None:
 def test_removed_worker_loses_load_claims_and_ejections() -> None:
     one = placing()
     made = decided(one)
-    booking = one.book(made, 0.0)
-    assert booking is not None
+    ticket = one.book(made, 0.0)
+    assert ticket is not None
     upstreams, gone = fleet_of(one).upstreams, fleet_of(one).upstream(made.pick[0])
     for judge in Judge:
         upstreams.eject(gone, judge, "away", 0.0)
@@ -150,22 +150,22 @@ def test_removed_worker_loses_load_claims_and_ejections() -> None:
     fleet_of(one).holdings(made.worker).lose()
     assert (one.loads.in_flight(made.pick[0]), decided(one).basis.claims) == (0, {})
     assert (upstreams.ejections(0.0), upstreams.has_suspects) == ({}, False)
-    one.release(booking, 1.0)
+    one.release(ticket, 1.0)
 
 
 @pytest.mark.parametrize("endpoint", ["picked", "other"])
 def test_move_ignores_an_ended_request_and_its_present_worker(endpoint: str) -> None:
     one = placing()
     made = decided(one)
-    booking = one.book(made, 0.0)
-    assert booking is not None
+    ticket = one.book(made, 0.0)
+    assert ticket is not None
     other = next(worker for worker in WORKERS if worker.name != made.worker)
     if endpoint == "picked":
-        one.move(booking, made.worker, made.pick[0], 5.0)
-        assert booking.began_at == 0.0
+        one.move(ticket, made.worker, made.pick[0], 5.0)
+        assert ticket.began_at == 0.0
         assert decided(one).basis.claims[made.worker].speculative == 960
-    one.release(booking, 5.0)
-    one.move(booking, other.name, other.endpoint, 5.0)
+    one.release(ticket, 5.0)
+    one.move(ticket, other.name, other.endpoint, 5.0)
     assert {one.loads.in_flight(worker.endpoint) for worker in WORKERS} == {0}
 
 
@@ -173,11 +173,11 @@ def test_move_ignores_an_ended_request_and_its_present_worker(endpoint: str) -> 
 def test_answered_withdraws_the_claim_of_a_request_that_was_not_computed(status: int) -> None:
     one = placing()
     made = decided(one)
-    booking = one.book(made, 0.0)
-    assert booking is not None
-    assert one.note_answer(booking, status, "", 0.0) is None
+    ticket = one.book(made, 0.0)
+    assert ticket is not None
+    assert one.note_answer(ticket, status, "", 0.0) is None
     assert (one.loads.in_flight(made.pick[0]), decided(one).basis.claims) == (1, {})
-    one.release(booking, 1.0)
+    one.release(ticket, 1.0)
     assert one.loads.in_flight(made.pick[0]) == 0
 
 
@@ -185,9 +185,9 @@ def test_answered_withdraws_the_claim_of_a_request_that_was_not_computed(status:
 def test_answered_keeps_the_claim_if_the_status_says_nothing_about_the_cache(status: int) -> None:
     one = placing()
     made = decided(one)
-    booking = one.book(made, 0.0)
-    assert booking is not None
-    one.note_answer(booking, status, "", 0.0)
+    ticket = one.book(made, 0.0)
+    assert ticket is not None
+    one.note_answer(ticket, status, "", 0.0)
     assert decided(one).basis.claims[made.worker].speculative == 960
 
 
@@ -196,9 +196,9 @@ def test_failing_worker_is_ejected_for_a_while(served: str, picks: int) -> None:
     one = placing(max_in_flight=100)
     made = decided(one, workers=WORKERS[:1])
     for _ in range(RULES[Judge.ANSWERS].failures):
-        booking = one.book(made, 0.0)
-        assert booking is not None
-        one.note_answer(booking, 503, served, 0.0)
+        ticket = one.book(made, 0.0)
+        assert ticket is not None
+        one.note_answer(ticket, 503, served, 0.0)
     assert len(decided(one).pick) == picks
     assert bool(fleet_of(one).upstreams.reason("a:1", 0.0)) is (picks == 2)
     assert not fleet_of(one).upstreams.reason("a:1", RULES[Judge.ANSWERS].seconds)
@@ -210,11 +210,11 @@ def test_failing_worker_is_ejected_for_a_while(served: str, picks: int) -> None:
 def test_answered_request_keeps_its_claim() -> None:
     one = placing()
     made = decided(one)
-    booking = one.book(made, 0.0)
-    assert booking is not None
+    ticket = one.book(made, 0.0)
+    assert ticket is not None
     fleet_of(one).upstreams.doubt(made.pick[0], is_doubted=True)
     assert fleet_of(one).upstream(made.pick[0]).is_suspect
-    one.note_answer(booking, 200, made.pick[0], 0.0)
+    one.note_answer(ticket, 200, made.pick[0], 0.0)
     assert not fleet_of(one).upstream(made.pick[0]).is_suspect
     assert decided(one).basis.claims[made.worker].speculative == 960
 
@@ -242,13 +242,13 @@ REFUSALS = (404, 429, 503)
 LONGEST = 3
 
 
-def book_to(one: Placing, worker: str, tokens: int, now: float) -> Booking:
+def book_to(one: Placing, worker: str, tokens: int, now: float) -> Ticket:
     """Books a prompt on a worker."""
     query = Query("m", [Prompt("m", array("I", range(tokens)))])
     workers = [each for each in WORKERS if each.name == worker]
-    booking = one.book(decided(one, query, now, workers=workers), now)
-    assert booking is not None
-    return booking
+    ticket = one.book(decided(one, query, now, workers=workers), now)
+    assert ticket is not None
+    return ticket
 
 
 def reported(told: Told, now: float) -> dict[str, Expected]:
@@ -275,19 +275,19 @@ def test_answered_with_a_failure_keeps_the_claims_of_other_requests(
     requests: list[tuple[Sending, int]],
 ) -> None:
     both, sound = shared(), shared()
-    waiting: list[tuple[float, Sending, Booking, Booking | None]] = []
+    waiting: list[tuple[float, Sending, Ticket, Ticket | None]] = []
     last = (Sending("c", 300, 200, ""), 0)  # until all others are over
     for turn, (each, lasts) in enumerate([*requests, *[last] * (LONGEST + 1)]):
         now = turn / 10
         while waiting and waiting[0][0] <= now:
-            _, over, *bookings = waiting.pop(0)
-            for (one, _), booking in zip((both, sound), bookings, strict=True):
-                if booking is not None:
-                    finish(one, booking, over, now)
+            _, over, *tickets = waiting.pop(0)
+            for (one, _), ticket in zip((both, sound), tickets, strict=True):
+                if ticket is not None:
+                    finish(one, ticket, over, now)
         is_sound = each.status not in REFUSALS
         twin = book_to(sound[0], each.worker, each.tokens, now) if is_sound else None
-        booking = book_to(both[0], each.worker, each.tokens, now)
-        waiting = sorted([*waiting, ((turn + lasts) / 10, each, booking, twin)], key=itemgetter(0))
+        ticket = book_to(both[0], each.worker, each.tokens, now)
+        waiting = sorted([*waiting, ((turn + lasts) / 10, each, ticket, twin)], key=itemgetter(0))
         if all(one.status not in REFUSALS for _, one, *_ in waiting):
             prompt = Query("m", [Prompt("m", array("I", range(2000)))])
             for state in ("live", "stale"):
@@ -296,12 +296,12 @@ def test_answered_with_a_failure_keeps_the_claims_of_other_requests(
             assert reported(both[1], now) == reported(sound[1], now)
 
 
-def finish(one: Placing, booking: Booking, how: Sending, now: float) -> None:
+def finish(one: Placing, ticket: Ticket, how: Sending, now: float) -> None:
     """Moves a request if it moves, then ends it with its status."""
     if how.moves_to:
-        one.move(booking, how.moves_to, f"{how.moves_to}:1", now)
-    one.note_answer(booking, how.status, "", now)
-    one.release(booking, now)
+        one.move(ticket, how.moves_to, f"{how.moves_to}:1", now)
+    one.note_answer(ticket, how.status, "", now)
+    one.release(ticket, now)
 
 
 def test_book_names_the_rank_that_holds_the_prompt_where_ranks_may_be_named() -> None:
@@ -311,9 +311,9 @@ def test_book_names_the_rank_that_holds_the_prompt_where_ranks_may_be_named() ->
         config = Config(models=(Model("m"),))
         one = books(config, Fleet(config, 2))
         made = decided(one, held=held, names_ranks=may_name)
-        booking = one.book(made, 0.0)
-        assert booking is not None
-        assert (made.worker, made.rank) == ("b", booking.rank)
+        ticket = one.book(made, 0.0)
+        assert ticket is not None
+        assert (made.worker, made.rank) == ("b", ticket.rank)
         ranks.append(made.rank and made.rank.rank)
     assert ranks == [None, 1]
 
@@ -352,23 +352,23 @@ def test_marks_are_equal_in_routers_of_one_secret() -> None:
 def test_peers_hear_of_a_request_from_book_to_release() -> None:
     one, told = shared()
     decision = decided(one)
-    booking = one.book(decision, 0.0)
-    assert booking is not None
+    ticket = one.book(decision, 0.0)
+    assert ticket is not None
     ((words, claims),) = told.lines
     assert words == f"begun at {decision.pick[0]} with 1000"
-    one.release(booking, 1.0)
-    one.release(booking, 1.0)
+    one.release(ticket, 1.0)
+    one.release(ticket, 1.0)
     assert told.lines[1:] == [("ended", claim) for claim in claims]  # type: ignore[attr-defined]
 
 
 def test_peers_hear_of_move_and_disclaim() -> None:
     one, told = shared()
     decision = decided(one)
-    booking = one.book(decision, 0.0)
-    assert booking is not None
+    ticket = one.book(decision, 0.0)
+    assert ticket is not None
     other = next(worker for worker in WORKERS if worker.name != decision.worker)
-    one.move(booking, other.name, other.endpoint, 0.0)
-    one.disclaim(booking)
+    one.move(ticket, other.name, other.endpoint, 0.0)
+    one.disclaim(ticket)
     assert [words for words, _ in told.lines][1:] == [
         "withdrawn", f"begun at {other.endpoint} with 1000", "withdrawn",
     ]  # fmt: skip
@@ -378,12 +378,12 @@ def test_found_books_an_unsteered_request_once() -> None:
     one = placing()
     for query in (QUERY, Query("m", [])):
         made = decided(one, query)
-        booking = one.note(made, 0.0)
-        assert booking is not None
+        ticket = one.note(made, 0.0)
+        assert ticket is not None
         for _ in range(2):  # the second time, it is known already
-            one.note_worker(booking, made, "b", "b:1", 0.0)
+            one.note_worker(ticket, made, "b", "b:1", 0.0)
         assert one.loads.in_flight("b:1") == 1
-        one.release(booking, 0.0)
+        one.release(ticket, 0.0)
     assert one.loads.in_flight("b:1") == 0
 
 
@@ -399,15 +399,15 @@ def test_other_routers_are_told_where_conversations_and_responses_belong() -> No
         return [line for line in lines if line[0].split()[0] in ("turn", "home", "over")]
 
     made = decided(one, query)
-    booking = one.book(made, 0.0)
-    assert booking is not None
+    ticket = one.book(made, 0.0)
+    assert ticket is not None
     keys = made.basis.belonging.keys
-    assert (homes(), len(keys)) == ([(f"turn at {booking.endpoint}", (keys, 0))], 2)
-    other = next(each for each in WORKERS if each.endpoint != booking.endpoint)
-    one.move(booking, other.name, other.endpoint, 0.1)
+    assert (homes(), len(keys)) == ([(f"turn at {ticket.endpoint}", (keys, 0))], 2)
+    other = next(each for each in WORKERS if each.endpoint != ticket.endpoint)
+    one.move(ticket, other.name, other.endpoint, 0.1)
     assert homes() == [(f"turn at {other.endpoint}", (keys, 0))]
-    one.disclaim(booking)
-    one.disclaim(booking)
+    one.disclaim(ticket)
+    one.disclaim(ticket)
     assert homes() == [(f"over at {other.endpoint}", keys)]
     one.note_response(other.name, "resp_1", 0.2)
     one.homes.note((), Holdings("gone"), 0.2)

@@ -11,7 +11,8 @@ from extproc._core import LoadColumns, lowest
 from extproc.config.policies import POLICIES, PolicyInput
 from extproc.config.schema import Cost, Policy
 from extproc.config.sections import CacheAware, PrefixCacheSettings
-from extproc.routing.load import EndpointLoad, Gauges, Load, Loads
+from extproc.routing.endpoint_load import EndpointLoad
+from extproc.routing.load import Gauges, Load, Loads
 from extproc.routing.sampling import SAMPLE_ALONE, SAMPLE_AMONG_ROUTERS, sample_of, sample_size
 from extproc.routing.sessions import session_credit
 

@@ -16,7 +16,7 @@ from extproc.proof.state import PROMPTS_NOT_STORED, Comparison, GoldenVerdict
 from extproc.requests.prompt import CONVERSATION, FORM_NAMES
 from extproc.requests.request import Head, RoutingRequest
 from extproc.routing.decision import Decision
-from extproc.routing.load import Booking
+from extproc.routing.endpoint_load import Ticket
 from extproc.serving.router import Router
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.events import Batch
@@ -75,9 +75,9 @@ async def turn(router: Router, model: str, *texts: str) -> Decision:
     roles = ("user", "assistant")
     messages = [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)]
     body = json.dumps({"model": model, "messages": messages}).encode()
-    decision, booking = await router.route(RoutingRequest(CHAT, body))
-    assert booking is not None
-    router.release(booking)
+    decision, ticket = await router.route(RoutingRequest(CHAT, body))
+    assert ticket is not None
+    router.release(ticket)
     return decision
 
 
@@ -257,10 +257,10 @@ workers: [{{endpoint: "127.0.0.1:1", block_size: {size}, events: {{zmq: "tcp://1
     await until(lambda: workers.candidates.state("127.0.0.1:1") == "live")
     messages = [{"role": "user", "content": "a question " * 200}]
     body = json.dumps({"model": "tiny", "messages": messages}).encode()
-    decision, booking = await router.route(RoutingRequest(CHAT, body))
-    assert booking is not None
+    decision, ticket = await router.route(RoutingRequest(CHAT, body))
+    assert ticket is not None
     assert 160 < decision.basis.prompt_tokens < 2048
-    assert bool(booking.load.speed.waiting) is is_measured
+    assert bool(ticket.load.speed.waiting) is is_measured
     router.close()
     await workers.close()
 
@@ -271,16 +271,16 @@ workers: [{{endpoint: "127.0.0.1:1", block_size: {size}, events: {{zmq: "tcp://1
 async def test_agents_conversations_stay_on_their_workers(
     router: Router, path: str, requests: Callable[[int, int], Iterator[dict[str, Any]]]
 ) -> None:
-    under_way = deque[Booking]()
+    under_way = deque[Ticket]()
     found: dict[int, set[str]] = {}
     asked = {number: requests(number, 4) for number in range(12)}
     for _ in range(4):
         for number, bodies in asked.items():
             body = json.dumps({**next(bodies), "model": "bare"}).encode()
-            decision, booking = await router.route(RoutingRequest(Head("POST", path, None), body))
+            decision, ticket = await router.route(RoutingRequest(Head("POST", path, None), body))
             found.setdefault(number, set()).add(decision.worker)
-            assert booking is not None
-            under_way.append(booking)
+            assert ticket is not None
+            under_way.append(ticket)
             if len(under_way) > 3:
                 router.release(under_way.popleft())
         while under_way:

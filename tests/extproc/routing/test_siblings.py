@@ -15,8 +15,9 @@ from extproc.routing.claims import Claims
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate
+from extproc.routing.endpoint_load import EndpointLoad
 from extproc.routing.explain import explanation
-from extproc.routing.load import EndpointLoad, Loads
+from extproc.routing.load import Loads
 from extproc.routing.query import Query, Snapshot
 from extproc.routing.siblings import LEAST_TOKENS, WITHIN_SECONDS, siblings_of
 from kvstate.overlap import Prompt

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.load import EndpointLoad, Loads
+from extproc.routing.endpoint_load import EndpointLoad
+from extproc.routing.load import Loads
 from extproc.routing.speed import (
     AT_END_SHARE,
     EVEN,
@@ -273,10 +274,10 @@ def test_computed_learns_a_plausible_speed_from_equal_prompts(
     prompt, now = Prompt("m", array("I", [0])), 0.0
     least, most = tokens / rate + 0.02, tokens / rate + 0.02 + jitter_seconds
     for number in range(repeated):
-        booking = loads.begin("a", tokens, now, prompt=prompt)
+        ticket = loads.begin("a", tokens, now, prompt=prompt)
         now += rng.uniform(least, most)
-        loads.note_computed(booking, now)
-        loads.end(booking, now + 1)
+        loads.note_computed(ticket, now)
+        loads.end(ticket, now + 1)
         now += 0.01
         if number % 100 == 99:
             loads.look("a", now)
@@ -295,10 +296,10 @@ def test_computed_keeps_speed_and_delay_within_the_measured_ones(
     load = EndpointLoad()
     loads, now = Loads({"a": load}, 8_000.0, learns=True), 0.0
     for tokens, seconds in measured + measured[-1:] * repeated:
-        booking = loads.begin("a", tokens, now, prompt=Prompt("m", array("I", [0])))
-        loads.note_computed(booking, now + seconds)
+        ticket = loads.begin("a", tokens, now, prompt=Prompt("m", array("I", [0])))
+        loads.note_computed(ticket, now + seconds)
         now += seconds
-        loads.end(booking, now + 1)
+        loads.end(ticket, now + 1)
         loads.look("a", now)
         longest = max(each for _, each in measured)
         assert 0.0 <= load.speed.delay_seconds <= max(longest, START_DELAY_SECONDS) + 1e-9

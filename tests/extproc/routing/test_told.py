@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.load import EndpointLoad, Loads
+from extproc.routing.endpoint_load import EndpointLoad
+from extproc.routing.load import Loads
 from extproc.routing.told import WorkerNews
 
 PLACES = {number: (f"10.0.0.{number}:1", None) for number in range(5)}  # the last has no record

@@ -12,7 +12,7 @@ from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.requests.request import NO_HEAD, Head, RoutingRequest
 from extproc.routing.decision import Decision
-from extproc.routing.load import Booking
+from extproc.routing.endpoint_load import Ticket
 from extproc.serving.exchange import Service
 from extproc.serving.router import Routed, Router
 from kvstate.fleet import FollowedWorkers
@@ -81,9 +81,9 @@ class Books(Failing):
         self.seen, self.workers = Seen(), workers
         super().__init__(config, workers, {}, metrics, Random(0), observer=self.seen)
 
-    def release(self, booking: Booking) -> None:
+    def release(self, ticket: Ticket) -> None:
         self.released += 1
-        super().release(booking)
+        super().release(ticket)
 
 
 def service(extra: str = "", *endpoints: str) -> Service:

@@ -23,7 +23,7 @@ from extproc.observing.recorder import Recorder
 from extproc.pb.kvsteer_ext_proc_pb2 import HttpBody, ProcessingRequest
 from extproc.requests.request import NO_HEAD, Head, RoutingRequest
 from extproc.routing.decision import Decision
-from extproc.routing.load import Booking
+from extproc.routing.endpoint_load import Ticket
 from extproc.serving.exchange import MAY_FOLLOW, Exchange, Phase, Service
 from extproc.serving.router import Routed, Router
 from kvstate.fleet import FollowedWorkers
@@ -65,22 +65,22 @@ class Waiting(Router):
         self, config: Config, workers: Workers, metrics: Metrics, observer: Ledger
     ) -> None:
         super().__init__(config, workers, {}, metrics, Random(0), observer=observer)
-        self.booked: list[Booking] = []
-        self.released: Counter[Booking] = Counter()
+        self.booked: list[Ticket] = []
+        self.released: Counter[Ticket] = Counter()
 
     async def route(self, request: RoutingRequest, traceparent: str = "") -> Routed:
         for _ in range(self.waits):
             await once()
         if self.fails:
             raise RuntimeError("a fault of ours")
-        decision, booking = await super().route(request, traceparent)
-        if booking is not None:
-            self.booked.append(booking)
-        return decision, booking
+        decision, ticket = await super().route(request, traceparent)
+        if ticket is not None:
+            self.booked.append(ticket)
+        return decision, ticket
 
-    def release(self, booking: Booking) -> None:
-        self.released[booking] += 1
-        super().release(booking)
+    def release(self, ticket: Ticket) -> None:
+        self.released[ticket] += 1
+        super().release(ticket)
 
 
 @coroutine

@@ -74,8 +74,8 @@ async def test_worker_pulls_what_a_busy_one_has_in_host_memory_and_its_speed_is_
         assert (await router.route(ASK))[0].worker == HOLDER  # it is on its device only
         feeds[0].put(batch(1, COPIED))
         await until(lambda: bool(workers.candidates.tokens_on_host(_prompt())))
-        decision, booking = await router.route(ASK)
-        assert booking is not None
+        decision, ticket = await router.route(ASK)
+        assert ticket is not None
         assert decision.worker == PULLER
         assert decision.source is not None
         assert (decision.source.endpoint, decision.source.tokens) == (HOLDER, BLOCKS * SIZE)
@@ -90,4 +90,4 @@ async def test_worker_pulls_what_a_busy_one_has_in_host_memory_and_its_speed_is_
             HOLDER: 3_200,
             PULLER: 0,
         }
-        router.release(booking)
+        router.release(ticket)

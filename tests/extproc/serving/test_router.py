@@ -62,16 +62,16 @@ def chat(text: str = "hello", **fields: Any) -> RoutingRequest:
 
 
 async def test_route_places_and_books_a_request_until_release(router: Router) -> None:
-    decision, booking = await router.route(chat())
+    decision, ticket = await router.route(chat())
     assert (decision.model, decision.pick, decision.reason) == (
         "tiny",
         ("127.0.0.1:1",),
         "nothing_cached",
     )
     assert decision.basis.prompt_tokens > 0
-    assert booking is not None
+    assert ticket is not None
     assert router.in_flight("127.0.0.1:1") == 1
-    router.release(booking)
+    router.release(ticket)
     assert router.in_flight("127.0.0.1:1") == 0
 
 
@@ -105,10 +105,10 @@ async def test_route_places_a_slow_prompt_by_load(router: Router) -> None:
 async def test_route_places_an_unkeyable_request_by_load(
     router: Router, unkeyable: RoutingRequest, model: str | None, reason: str
 ) -> None:
-    decision, booking = await router.route(unkeyable)
+    decision, ticket = await router.route(unkeyable)
     assert (decision.model, decision.reason) == (model, reason)
     assert decision.pick
-    assert booking is not None
+    assert ticket is not None
 
 
 async def test_route_compares_an_unkeyable_request_by_its_text(router: Router) -> None:
@@ -136,9 +136,9 @@ async def test_route_leaves_an_unread_body_to_a_proxy_that_finds_its_model(
     picks: int,
 ) -> None:
     request = RoutingRequest(CHAT, None, "body_too_large", proxy_finds_model=finds_model)
-    decision, booking = await router.route(request)
+    decision, ticket = await router.route(request)
     assert (decision.reason, len(decision.pick)) == ("body_too_large", picks)
-    assert (booking is None) is finds_model
+    assert (ticket is None) is finds_model
 
 
 async def test_route_of_token_ids_needs_no_tokenizer(router: Router) -> None:
@@ -213,11 +213,11 @@ async def test_route_books_a_request_that_reads_no_cache_with_its_whole_prompt(
 ) -> None:
     before, _ = await router.route(chat("word " * 500))
     same, _ = await router.route(chat("word " * 500))
-    anew, booking = await router.route(chat("word " * 500, prompt_logprobs=1))
+    anew, ticket = await router.route(chat("word " * 500, prompt_logprobs=1))
     assert same.uncached_tokens < before.uncached_tokens == before.basis.prompt_tokens
     assert (anew.reason, anew.basis.prompt_tokens) == ("reads_no_cache", before.basis.prompt_tokens)
-    assert booking is not None
-    assert booking.uncached_tokens == anew.uncached_tokens == anew.basis.prompt_tokens
+    assert ticket is not None
+    assert ticket.uncached_tokens == anew.uncached_tokens == anew.basis.prompt_tokens
 
 
 @pytest.mark.parametrize("refused", [{}, {"chat_template": "x"}])
@@ -247,7 +247,7 @@ async def test_route_separates_texts_by_adapter(router: Router) -> None:
 
 
 async def test_route_places_an_overfull_body_by_load(router: Router) -> None:
-    decision, booking = await router.route(chat(other=[[]] * 100_000))
+    decision, ticket = await router.route(chat(other=[[]] * 100_000))
     assert (decision.model, decision.reason) == ("tiny", "too_many_parts")
-    assert (decision.pick, booking is not None) == (("127.0.0.1:1",), True)
+    assert (decision.pick, ticket is not None) == (("127.0.0.1:1",), True)
     assert decision.basis.weighed_tokens > 0

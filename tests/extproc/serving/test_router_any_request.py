@@ -75,9 +75,9 @@ async def placed(request: RoutingRequest, percent: float) -> tuple[Any, dict[str
     router = Router(CONFIG, workers, {"tiny": TOKENIZER}, Metrics(workers.states), Random(0))
     router.steering.change(percent)
     try:
-        decision, booking = await router.route(request)
-        if booking is not None:
-            router.release(booking)
+        decision, ticket = await router.route(request)
+        if ticket is not None:
+            router.release(ticket)
         return decision, {endpoint: router.in_flight(endpoint) for endpoint in ENDPOINTS}
     finally:
         router.close()

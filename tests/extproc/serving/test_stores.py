@@ -69,12 +69,12 @@ async def test_idle_worker_that_mounts_the_store_is_picked_over_a_busy_holder() 
     assert 'kvsteer_store_blocks{store="files"} 16.0' in generate_latest(metrics.registry).decode()
     mounts = {one["name"]: one["store"] for one in workers.states.statuses()}
     assert mounts == {"127.0.0.1:1": "files", "127.0.0.1:2": None, "127.0.0.1:3": "files"}
-    decision, booking = await router.route(RoutingRequest(HEAD, body))
-    assert booking is not None
-    account = Account(decision, router.watched.compared(booking), 0.0)
+    decision, ticket = await router.route(RoutingRequest(HEAD, body))
+    assert ticket is not None
+    account = Account(decision, ticket.compared, 0.0)
     account.read(NOTHING_CACHED, 0.0, is_last=True)
     router.note_usage(account.outcome())
-    router.release(booking)
+    router.release(ticket)
     shares = {one["name"]: one["store_share"] for one in workers.states.statuses()}
     nothing = {"share": 0.987, "offered_tokens": 256, "loaded_tokens": 0}
     assert shares == {"127.0.0.1:1": None, "127.0.0.1:2": None, "127.0.0.1:3": nothing}

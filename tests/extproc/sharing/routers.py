@@ -7,8 +7,9 @@ import msgspec
 
 from extproc.media.identities import Identities
 from extproc.routing.claim_table import Claim, ClaimTable, Holdings
+from extproc.routing.endpoint_load import EndpointLoad
 from extproc.routing.homes import Homes
-from extproc.routing.load import EndpointLoad, Load, Loads
+from extproc.routing.load import Load, Loads
 from extproc.routing.marks import Marks
 from extproc.sharing.home_reports import known_homes
 from extproc.sharing.messages import (

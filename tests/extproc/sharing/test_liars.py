@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from extproc.requests.outline import beginning_of
 from extproc.routing.claim_table import Claim, ToldBounds, ToldClaim, ToldCounts, ToldPlaces
-from extproc.routing.load import MAX_TOLD_WINDOWS, EndpointLoad, Gauges
+from extproc.routing.endpoint_load import EndpointLoad
+from extproc.routing.load import MAX_TOLD_WINDOWS, Gauges
 from extproc.routing.marks import LENGTHS, packed
 from extproc.routing.told import WorkerNews
 from extproc.sharing.messages import (

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.load import Booking, EndpointLoad, Load, Loads, LoadSample
+from extproc.routing.endpoint_load import EndpointLoad, LoadSample, Ticket
+from extproc.routing.load import Load, Loads
 from extproc.routing.marks import Marks, packed
 from extproc.routing.pins import Pin, PinnedRank
 from extproc.routing.told import WorkerNews
@@ -34,7 +35,7 @@ def test_load_seen_by_sharing_routers_equals_that_of_one_router(
     routers = met(*"abc")
     one = Loads({worker: EndpointLoad() for worker in WORKERS}, 1_000)
     under_way = [[] for _ in routers]  # type: ignore[var-annotated]
-    waiting = {worker: deque[tuple[Booking, Booking, Loads]]() for worker in WORKERS}
+    waiting = {worker: deque[tuple[Ticket, Ticket, Loads]]() for worker in WORKERS}
     now = 0.0
     tell_all(routers, now)
     for seconds, number, worker, tokens in steps:
@@ -64,11 +65,11 @@ def test_load_seen_by_sharing_routers_equals_that_of_one_router(
 
 def test_request_of_a_router_is_load_for_others_until_it_ends() -> None:
     one, other = met("one", "other")
-    booking = one.loads.begin(A, 500, 0.0)
+    ticket = one.loads.begin(A, 500, 0.0)
     other.hear(one.due(0.0), 0.0)
     assert other.load(A, 0.0) == Load(0, 500.0, 1, 500 / 10_000)
     assert (other.in_flight_of("one"), one.in_flight_of("other")) == (1, 0)
-    one.loads.end(booking, now=0.0)
+    one.loads.end(ticket, now=0.0)
     other.hear(one.due(0.01), 0.01)
     seen = other.load(A, 0.01)
     assert (seen.others, seen.backlog_tokens) == (0, 0.0)
@@ -167,11 +168,11 @@ def test_repeated_message_counts_once() -> None:
 def test_newcomer_learns_everything_with_the_answer_to_its_challenge() -> None:
     one, other = Router("one"), Router("other")
     one.due(0.0)
-    booking = one.loads.begin(A, 500, 0.1)
+    ticket = one.loads.begin(A, 500, 0.1)
     claim = one.send(A, one.sent.marks(PROMPT), 0.1)
     assert one.due(0.1)
     assert claim.ended_at > 1e9
-    assert booking.load.bookings
+    assert ticket.load.tickets
     for now in (0.5, 0.51):
         tell_all([other, one], now)
     seen = other.load(A, 0.51)

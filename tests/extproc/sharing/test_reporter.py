@@ -38,10 +38,10 @@ def test_compose_holds_changed_workers_only() -> None:
     router = Router("one")
     router.loads.begin(A, 10, 0.0)
     router.due(0.0)
-    booking = router.loads.begin(B, 70, 0.01)
+    ticket = router.loads.begin(B, 70, 0.01)
     ((second,),) = [one.workers for one in said(router, 0.01)]
     assert astuple(second)[1:] == (1, 70, 70, 70, 70)
-    router.loads.move(booking, A, 0.02)
+    router.loads.move(ticket, A, 0.02)
     ((one, two),) = [one.workers for one in said(router, 0.02)]
     assert {one.in_flight, two.in_flight} == {0, 2}
 

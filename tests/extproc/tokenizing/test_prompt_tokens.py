@@ -103,9 +103,9 @@ async def test_missing_tokens_leave_the_pick_to_load(
 ) -> None:
     async with server(answer) as endpoint:
         one = Routed(endpoint, deadline_ms=deadline_ms)
-        decision, booking = await one.router.route(RoutingRequest(CHAT, chat()))
+        decision, ticket = await one.router.route(RoutingRequest(CHAT, chat()))
         assert decision.pick == (endpoint,)
-        assert booking is not None
+        assert ticket is not None
         assert decision.basis.prompt_tokens == 0
         assert decision.reason == reason
         await one.close()

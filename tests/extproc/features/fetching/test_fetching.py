@@ -22,8 +22,9 @@ from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate
+from extproc.routing.endpoint_load import EndpointLoad
 from extproc.routing.fetch import Fetch, Peer
-from extproc.routing.load import EndpointLoad, Loads
+from extproc.routing.load import Loads
 from extproc.routing.query import Query, Snapshot
 from kvstate.overlap import Overlap, Prompt
 

@@ -197,6 +197,6 @@ def test_worker_that_could_load_or_pull_does_what_saves_more() -> None:
 
 def test_request_of_one_leg_is_booked_as_any_other() -> None:
     one = PricedFleet()
-    booking = one.legs.book(one.decide(), 0.0)
-    assert booking is not None
-    assert (booking.endpoint, one.legs.legs) == ("a:1", {})
+    ticket = one.legs.book(one.decide(), 0.0)
+    assert ticket is not None
+    assert (ticket.endpoint, ticket.leg) == ("a:1", None)
