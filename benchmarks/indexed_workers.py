@@ -6,11 +6,11 @@ from random import Random
 from workload import BLOCK_SIZE, MODEL, Tokens
 
 from extproc.requests.request import PLAIN_REQUEST
+from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
-from extproc.routing.eligibility import Candidate
-from extproc.routing.load import Loads
-from extproc.routing.query import Query, Snapshot
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.load.loads import Loads
 from kvstate.index import Index
 from kvstate.overlap import Prompt
 from kvstate.owner import Owner

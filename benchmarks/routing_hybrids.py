@@ -15,10 +15,10 @@ from measure import Figure, Goal, Row
 from rows import arguments, run
 
 from extproc.requests.request import PLAIN_REQUEST
+from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.decide import decide
-from extproc.routing.eligibility import Candidate
-from extproc.routing.load import Load
-from extproc.routing.query import Query, Snapshot
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.load.loads import Load
 from kvstate.events import BlockHash, BlocksRemoved, BlocksStored, Event, OtherGroupStored
 from kvstate.index import Index
 from kvstate.overlap import Overlap, Prompt, Tokens

@@ -38,16 +38,16 @@ from extproc.config.sections import BOTH, DECODE, HEADER, MIRROR, OFFLOADING, PR
 from extproc.config.sections import Disaggregation as Rules
 from extproc.disaggregation.disaggregator import Disaggregator
 from extproc.requests.request import PLAIN_REQUEST
-from extproc.routing.claim_table import Holdings
+from extproc.routing.candidates.eligibility import Candidate
+from extproc.routing.candidates.pins import NO_CHOICE, RankChoice
+from extproc.routing.claims.claim_table import Holdings
+from extproc.routing.claims.marks import Marks
 from extproc.routing.decision import Decision, Split
-from extproc.routing.eligibility import Candidate
-from extproc.routing.endpoint_load import Ticket
-from extproc.routing.load import Loads
-from extproc.routing.marks import Marks
-from extproc.routing.pins import NO_CHOICE, RankChoice
-from extproc.routing.placing import Placing
-from extproc.routing.query import Query
-from extproc.routing.upstreams import Upstreams
+from extproc.routing.health.upstreams import Upstreams
+from extproc.routing.inputs.query import Query
+from extproc.routing.ledger import Placing
+from extproc.routing.load.endpoint_load import Ticket
+from extproc.routing.load.loads import Loads
 from kvstate.overlap import Overlap, Prompt
 
 SEEDS = tuple(range(1000, 1010))

@@ -37,12 +37,12 @@ from measure import NO_REFERENCE, CannotRunError, Figure, Goal, Row
 from rows import Run, arguments, run
 
 from extproc.config.sections import SharingSettings as Options
-from extproc.routing.claim_table import Claim, ClaimTable, Holdings
-from extproc.routing.endpoint_load import EndpointLoad, Ticket
-from extproc.routing.homes import Homes
-from extproc.routing.load import Loads
-from extproc.routing.marks import marks_of
-from extproc.routing.told import Place, WorkerNews
+from extproc.routing.claims.claim_table import Claim, ClaimTable, Holdings
+from extproc.routing.claims.homes import Homes
+from extproc.routing.claims.marks import marks_of
+from extproc.routing.load.endpoint_load import EndpointLoad, Ticket
+from extproc.routing.load.loads import Loads
+from extproc.routing.load.reports import Place, WorkerNews
 from extproc.running.event_loop import Sweeper
 from extproc.sharing.carriers import transport_of
 from extproc.sharing.reporter import Reporter

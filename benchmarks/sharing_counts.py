@@ -27,9 +27,9 @@ from rows import arguments, run
 from sharing import RATE, ROUTERS, Fleet, Traffic, records
 
 from extproc.config.sections import SharingSettings as Options
-from extproc.routing.claim_table import ClaimTable
-from extproc.routing.homes import Homes
-from extproc.routing.load import Loads
+from extproc.routing.claims.claim_table import ClaimTable
+from extproc.routing.claims.homes import Homes
+from extproc.routing.load.loads import Loads
 from extproc.sharing.carriers import StoreConnection, _Line
 from extproc.sharing.messages import MAX_BYTES, decoded, is_from
 from extproc.sharing.sharing import Sharing, telling_of

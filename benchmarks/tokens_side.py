@@ -21,7 +21,7 @@ from extproc.requests.dialect import NEWEST, Dialect
 from extproc.requests.outline import outline_of
 from extproc.requests.plain_chat import read_plain
 from extproc.requests.request import CHAT_PATH, Text, parse
-from extproc.routing.claim_table import ClaimTable
+from extproc.routing.claims.claim_table import ClaimTable
 from extproc.tokenizing.tokens import Tokenizer
 
 MICROSECONDS = 1e6

@@ -6,7 +6,8 @@ from extproc.config.schema import Cost
 from extproc.http2.call_events import CallEvent
 from extproc.http2.messages import LongMessage
 from extproc.http2.reading import Reading
-from extproc.routing.claim_table import (
+from extproc.routing.candidates.eligibility import Candidate
+from extproc.routing.claims.claim_table import (
     Claim,
     Costs,
     Expected,
@@ -17,11 +18,10 @@ from extproc.routing.claim_table import (
     ToldCounts,
     ToldPlaces,
 )
-from extproc.routing.eligibility import Candidate
-from extproc.routing.endpoint_load import EndpointLoad
-from extproc.routing.load import Load, Rates
-from extproc.routing.marks import Marked
-from extproc.routing.told import Told
+from extproc.routing.claims.marks import Marked
+from extproc.routing.load.endpoint_load import EndpointLoad
+from extproc.routing.load.loads import Load, Rates
+from extproc.routing.load.reports import Told
 from kvstate.overlap import Tokens
 
 class Budget:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import xxhash
 from msgspec.structs import replace
 
-from extproc.routing.marks import root_key
+from extproc.routing.claims.marks import root_key
 from kvstate.overlap import Overlap, Prompt, Tier, shared_tokens
 
 # Limits of the kept prompts: 4 bytes a token, so at most 4 MB.

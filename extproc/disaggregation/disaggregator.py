@@ -13,15 +13,15 @@ from extproc.config.schema import Config
 from extproc.disaggregation.handover import may_split
 from extproc.disaggregation.legs import decide_legs, with_source
 from extproc.requests.request import RoutingRequest
+from extproc.routing.candidates.sampling import Chance
+from extproc.routing.cost.term import Term
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
-from extproc.routing.endpoint_load import Ticket
-from extproc.routing.placing import Placing
-from extproc.routing.query import Query, Snapshot
-from extproc.routing.sampling import Chance
-from extproc.routing.statuses import FIRST_SERVER_ERROR, is_uncomputed
-from extproc.routing.term import Term
-from extproc.routing.upstreams import Upstreams
+from extproc.routing.health.statuses import FIRST_SERVER_ERROR, is_uncomputed
+from extproc.routing.health.upstreams import Upstreams
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.ledger import Placing
+from extproc.routing.load.endpoint_load import Ticket
 from kvstate.overlap import Prompt
 
 # A prompt counts as a prefill worker's load for this multiple of its expected time.

@@ -29,14 +29,14 @@ from extproc.config.sections import (
     Disaggregation,
 )
 from extproc.requests.request import RoutingRequest
+from extproc.routing.candidates.eligibility import Candidate, Demand, why_excluded
+from extproc.routing.candidates.sampling import Chance
+from extproc.routing.cost.spread import Rows
+from extproc.routing.cost.term import Term
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision, PullSource, Split
-from extproc.routing.eligibility import Candidate, Demand, why_excluded
-from extproc.routing.load import Load
-from extproc.routing.query import Query, Snapshot
-from extproc.routing.sampling import Chance
-from extproc.routing.spread import Rows
-from extproc.routing.term import Term
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.load.loads import Load
 from kvstate.overlap import Overlap
 
 Value = TypeVar("Value")

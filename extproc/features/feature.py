@@ -11,7 +11,7 @@ The router asks each enabled feature at these points of a request's way, in the 
     collectors  once, at the start                       show metrics
 
 A feature that is off is not in the list, and costs nothing. The decision knows only terms and
-charges (`extproc.routing.term`), never a feature by name.
+charges (`extproc.routing.cost.term`), never a feature by name.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,9 +20,9 @@ from prometheus_client.registry import Collector
 
 from extproc.observing.outcomes import Outcome
 from extproc.requests.request import RoutingRequest
+from extproc.routing.cost.term import Term
 from extproc.routing.decision import Decision
-from extproc.routing.query import Query, Snapshot
-from extproc.routing.term import Term
+from extproc.routing.inputs.query import Query, Snapshot
 
 
 class Feature:

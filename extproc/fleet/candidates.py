@@ -9,10 +9,10 @@ from extproc.config.sections import BOTH
 from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import Table, Worker
 from extproc.requests.dialect import Dialect, ModelDialects, spoken_by
-from extproc.routing.claim_table import Holdings
-from extproc.routing.eligibility import Candidate
-from extproc.routing.load import Loads
-from extproc.routing.pins import RankChoice
+from extproc.routing.candidates.eligibility import Candidate
+from extproc.routing.candidates.pins import RankChoice
+from extproc.routing.claims.claim_table import Holdings
+from extproc.routing.load.loads import Loads
 from extproc.routing.store_share import StoreShare
 from extproc.tokenizing.remote_tokenizer import Failures
 from kvstate.fleet import FollowedWorkers

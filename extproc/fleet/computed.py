@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from extproc.fleet.polling import Look
 from extproc.fleet.record import Worker
-from extproc.routing.endpoint_load import Ticket
-from extproc.routing.load import Loads
-from extproc.routing.speed import Speed
-from extproc.routing.upstreams import Upstream
+from extproc.routing.health.upstreams import Upstream
+from extproc.routing.load.endpoint_load import Ticket
+from extproc.routing.load.loads import Loads
+from extproc.routing.load.speed import Speed
 from kvstate.overlap import Overlap, Prompt, usable_tokens
 from kvstate.seldom import is_logged
 

@@ -9,10 +9,10 @@ import aiohttp
 from extproc.fleet.hearing import heard
 from extproc.fleet.polling import Client, Look, Polling
 from extproc.fleet.record import Table, Worker
-from extproc.routing.evidence import Judge
-from extproc.routing.probe_schedule import SignsOfLife
-from extproc.routing.statuses import FIRST_SERVER_ERROR
-from extproc.routing.upstreams import Upstream
+from extproc.routing.health.evidence import Judge
+from extproc.routing.health.probe_schedule import SignsOfLife
+from extproc.routing.health.statuses import FIRST_SERVER_ERROR
+from extproc.routing.health.upstreams import Upstream
 
 log = logging.getLogger("kvsteer.workers")
 

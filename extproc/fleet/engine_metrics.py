@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from extproc.routing.endpoint_load import LoadSample
+from extproc.routing.load.endpoint_load import LoadSample
 from kvstate.events import EngineLoad
 
 # Longer texts are cut; an engine's metrics take about 100 KiB.

@@ -9,8 +9,8 @@ import aiohttp
 from extproc.fleet.ask_interval import AskInterval
 from extproc.fleet.polling import Client
 from extproc.fleet.record import Table, Worker
-from extproc.routing.evidence import Judge
-from extproc.routing.upstreams import Upstream
+from extproc.routing.health.evidence import Judge
+from extproc.routing.health.upstreams import Upstream
 
 log = logging.getLogger("kvsteer.workers")
 

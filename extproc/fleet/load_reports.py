@@ -9,9 +9,9 @@ from extproc.fleet.ask_interval import AskInterval
 from extproc.fleet.engine_metrics import MAX_METRICS_BYTES, report_of_feeds, report_of_metrics
 from extproc.fleet.polling import Client, Look
 from extproc.fleet.record import Table, Worker
-from extproc.routing.evidence import Judge
-from extproc.routing.load import REPORT_SECONDS, Loads
-from extproc.routing.upstreams import Upstream
+from extproc.routing.health.evidence import Judge
+from extproc.routing.health.upstreams import Upstream
+from extproc.routing.load.loads import REPORT_SECONDS, Loads
 from kvstate.events import EngineLoad
 
 log = logging.getLogger("kvsteer.workers")

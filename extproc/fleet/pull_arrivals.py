@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from extproc.fleet.computed import LOOK_SECONDS
 from extproc.fleet.polling import Look
-from extproc.routing.transfers import MAX_MEASURED_SECONDS
+from extproc.routing.load.transfers import MAX_MEASURED_SECONDS
 from kvstate.overlap import Overlap, Prompt
 
 # The most pulls that are watched, and the tokens looked up at once: decisions wait meanwhile.

@@ -1,6 +1,6 @@
 """Whether requests may name the ranks of a worker, and by its feed whether it obeys.
 
-The rules are in `extproc.routing.pins`.
+The rules are in `extproc.routing.candidates.pins`.
 """
 
 import logging
@@ -12,8 +12,8 @@ from extproc.config.owned_headers import rank_name
 from extproc.config.schema import AUTO, Config
 from extproc.fleet.polling import Look
 from extproc.fleet.record import Table, Worker
-from extproc.routing.endpoint_load import Ticket
-from extproc.routing.pins import NO_CHOICE, RankChoice, choice_of
+from extproc.routing.candidates.pins import NO_CHOICE, RankChoice, choice_of
+from extproc.routing.load.endpoint_load import Ticket
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Prompt, usable_tokens
 

@@ -22,10 +22,10 @@ from extproc.proof.lookups import Lookups
 from extproc.proof.reuse import ReuseFindings
 from extproc.proof.state import GoldenVerdict, TokenProof
 from extproc.requests.dialect import Dialect, Printed
-from extproc.routing.claim_table import Holdings
-from extproc.routing.pins import PinFindings
+from extproc.routing.candidates.pins import PinFindings
+from extproc.routing.claims.claim_table import Holdings
+from extproc.routing.health.upstreams import Upstream, Upstreams
 from extproc.routing.store_share import StoreShare
-from extproc.routing.upstreams import Upstream, Upstreams
 from extproc.tokenizing.remote_tokenizer import Failures
 from kvstate.feeds.backoff import Backoff
 from kvstate.feeds.feed_sources import ZmqSource

@@ -13,7 +13,7 @@ from extproc.base.engine import ENGINES, FRONT_ENDS, Engine, PromptArguments
 from extproc.fleet.identifying import Identifying
 from extproc.fleet.identity import EngineAnswer, are_short
 from extproc.fleet.record import Worker
-from extproc.routing.speed import SavedSpeed
+from extproc.routing.load.speed import SavedSpeed
 from kvstate.undecodable import decode_saved
 
 

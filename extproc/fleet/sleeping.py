@@ -18,7 +18,7 @@ from extproc.base.fault import Fault
 from extproc.fleet.engine_metrics import MAX_METRICS_BYTES, sleep_of_metrics
 from extproc.fleet.polling import TIMEOUT_SECONDS, Client
 from extproc.fleet.record import Table, Worker
-from extproc.routing.evidence import Judge
+from extproc.routing.health.evidence import Judge
 
 # Time between two reads of the metrics of a worker in doubt that is awake, as far as is known.
 AGAIN_SECONDS = 5.0

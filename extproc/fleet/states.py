@@ -20,7 +20,7 @@ from extproc.observing.outcomes import (
     likely_cause,
 )
 from extproc.proof.trust import SILENT, Proofs
-from extproc.routing.load import Load
+from extproc.routing.load.loads import Load
 from kvstate.feeds.feed import FeedState
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Tier

@@ -35,9 +35,9 @@ from extproc.fleet.worker_faults import WorkerFaults
 from extproc.proof.golden_forms import FormEncoder
 from extproc.proof.trust import Proofs
 from extproc.requests.dialect import Dialect, Printed, rivals_of
-from extproc.routing.load import Loads
-from extproc.routing.pins import PinFindings
-from extproc.routing.placing import ClaimReporter
+from extproc.routing.candidates.pins import PinFindings
+from extproc.routing.ledger import ClaimReporter
+from extproc.routing.load.loads import Loads
 from kvstate.fleet import FollowedWorkers
 from kvstate.media import MediaFold, StoreListener
 

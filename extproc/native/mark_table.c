@@ -21,7 +21,7 @@ static PyObject *words[WORDS];
 static PyTypeObject *mark_table_type;
 
 /* make, fewer: functions that make a claim, and choose some of more than `most`. The others are of its
- * memory: extproc.routing.claim_table.Costs describes them. */
+ * memory: extproc.routing.claims.claim_table.Costs describes them. */
 typedef struct {
     PyObject_HEAD
     PyObject *make, *fewer;

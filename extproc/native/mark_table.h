@@ -1,4 +1,4 @@
-/* The claims at marks, which extproc.routing.claim_table takes from extproc._core. */
+/* The claims at marks, which extproc.routing.claims.claim_table takes from extproc._core. */
 #ifndef KVSTEER_MARK_TABLE_H
 #define KVSTEER_MARK_TABLE_H
 

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* What a worker's record says (extproc.routing.load.EndpointLoad and its Speed). */
+/* What a worker's record says (extproc.routing.load.loads.EndpointLoad and its Speed). */
 typedef struct {
     double in_flight, backlog_tokens, backlog_at, lately_tokens, shared;
     double others, excess_tokens, asked_at; /* of its report, if there is one */

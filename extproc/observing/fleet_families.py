@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from extproc.routing.load import Load
+from extproc.routing.load.loads import Load
 
 
 class ServerFigures(NamedTuple):

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 from extproc.observing.recent_counts import RecentCounts
-from extproc.routing.query import Media
+from extproc.routing.inputs.query import Media
 
 
 def shares_of(media: Media) -> Counter[tuple[str, bool]]:

@@ -27,8 +27,8 @@ from extproc.observing.recent_counts import RecentCounts
 from extproc.observing.report import Report
 from extproc.observing.side_tokens import SideCollector
 from extproc.routing.decision import Decision
-from extproc.routing.load import Load
-from extproc.routing.query import Media
+from extproc.routing.inputs.query import Media
+from extproc.routing.load.loads import Load
 
 OPENMETRICS = "application/openmetrics-text"
 

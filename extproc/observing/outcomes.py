@@ -43,10 +43,10 @@ from prometheus_client.registry import Collector
 from extproc.observing.buckets import Buckets, histogram_family
 from extproc.observing.deliveries import DELIVERED, ELSEWHERE, UNTOLD, Answers
 from extproc.observing.usage import UNKNOWN, Usage, UsageScanner
+from extproc.routing.cost.fetch import Fetch
 from extproc.routing.decision import Decision
-from extproc.routing.fetch import Fetch
-from extproc.routing.query import Media
-from extproc.routing.statuses import FIRST_FAILURE
+from extproc.routing.health.statuses import FIRST_FAILURE
+from extproc.routing.inputs.query import Media
 from kvstate.overlap import Overlap, Prompt
 
 

@@ -36,9 +36,9 @@ from extproc.config.sections import RecorderSettings as Settings
 from extproc.observing.outcomes import Outcome
 from extproc.requests.request import NO_HEAD, Head
 from extproc.requests.tenant_salt import Tenant
-from extproc.routing.belonging import Belonging
 from extproc.routing.decision import Decision, Verdict
-from extproc.routing.statuses import FIRST_FAILURE
+from extproc.routing.health.statuses import FIRST_FAILURE
+from extproc.routing.savings.belonging import Belonging
 from kvstate.overlap import Prompt
 
 log = logging.getLogger("kvsteer.recorder")

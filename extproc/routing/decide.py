@@ -1,12 +1,12 @@
 """Decides where a request goes: a pure function, used to route requests and to explain them.
 
-    eligible   which workers may answer at all                      `extproc.routing.eligibility`
-    savings    the tokens of it that each would not have to compute `extproc.routing.savings`
-    survey     the load and the cost of each, and of which          `extproc.routing.survey`
-    terms      what else adds to the cost, or lowers it             `extproc.routing.term`
+    eligible   which workers may answer at all                      `extproc.routing.candidates.eligibility`
+    savings    the tokens of it that each would not have to compute `extproc.routing.savings.savings`
+    survey     the load and the cost of each, and of which          `extproc.routing.cost.survey`
+    terms      what else adds to the cost, or lowers it             `extproc.routing.cost.term`
     candidates who is left without failing and full workers
     order      the best of these by the policy                      `extproc.config.policies`
-    rank       which of its data-parallel ranks the pick should use `extproc.routing.ranks`
+    rank       which of its data-parallel ranks the pick should use `extproc.routing.candidates.ranks`
 
 It has no side effects: the clock and chance are arguments.
 """
@@ -17,21 +17,27 @@ from operator import attrgetter
 from extproc._core import lowest
 from extproc.config.policies import POLICIES, Order, PolicyInput
 from extproc.requests.request import RoutingRequest
-from extproc.routing.belonging import CONVERSATION, RESPONSE
-from extproc.routing.claims import Claims, held_tokens
-from extproc.routing.crowding import Crowding
+from extproc.routing.candidates.eligibility import (
+    Candidate,
+    Demand,
+    Roster,
+    places_without,
+    why_excluded,
+)
+from extproc.routing.candidates.pins import PinnedRank
+from extproc.routing.candidates.ranks import Ranks, rank_of
+from extproc.routing.candidates.sampling import Chance, sample_of
+from extproc.routing.cost.crowding import Crowding
+from extproc.routing.cost.patience import Patience
+from extproc.routing.cost.siblings import Siblings, siblings_of
+from extproc.routing.cost.survey import Survey, is_full, survey_of
+from extproc.routing.cost.term import Term
 from extproc.routing.decision import OVER_LIMIT, Basis, Charged, Decision, Verdict
-from extproc.routing.eligibility import Candidate, Demand, Roster, places_without, why_excluded
-from extproc.routing.patience import Patience
-from extproc.routing.pins import PinnedRank
+from extproc.routing.inputs.query import Query, Snapshot
 from extproc.routing.policy_choice import endpoints_named
-from extproc.routing.query import Query, Snapshot
-from extproc.routing.ranks import Ranks, rank_of
-from extproc.routing.sampling import Chance, sample_of
-from extproc.routing.savings import Savings, savings_of
-from extproc.routing.siblings import Siblings, siblings_of
-from extproc.routing.survey import Survey, is_full, survey_of
-from extproc.routing.term import Term
+from extproc.routing.savings.belonging import CONVERSATION, RESPONSE
+from extproc.routing.savings.claims import Claims, held_tokens
+from extproc.routing.savings.savings import Savings, savings_of
 from kvstate.overlap import Overlap, of_any_rank
 
 OVER_CLASS_LIMIT = "over its limit of requests of this class"

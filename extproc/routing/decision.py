@@ -9,15 +9,15 @@ import msgspec
 
 from extproc.requests.request_class import RequestClass
 from extproc.requests.tenant_salt import Tenant
-from extproc.routing.belonging import Belonging
-from extproc.routing.claims import NO_CLAIMS, Claims
-from extproc.routing.eligibility import Candidate
-from extproc.routing.fetch import Fetch
-from extproc.routing.load import Load
-from extproc.routing.marks import Marks
-from extproc.routing.pins import PinnedRank
-from extproc.routing.query import Media
-from extproc.routing.spread import Rows
+from extproc.routing.candidates.eligibility import Candidate
+from extproc.routing.candidates.pins import PinnedRank
+from extproc.routing.claims.marks import Marks
+from extproc.routing.cost.fetch import Fetch
+from extproc.routing.cost.spread import Rows
+from extproc.routing.inputs.query import Media
+from extproc.routing.load.loads import Load
+from extproc.routing.savings.belonging import Belonging
+from extproc.routing.savings.claims import NO_CLAIMS, Claims
 from kvstate.overlap import Overlap
 
 OVER_LIMIT = "over its limit of requests"

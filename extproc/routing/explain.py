@@ -5,14 +5,14 @@ from typing import Any
 
 from extproc.config.policies import POLICIES
 from extproc.requests.compression import COMPRESSED
-from extproc.routing.belonging import CONVERSATION, RESPONSE, SESSION
-from extproc.routing.crowding import CONVERSATIONS
+from extproc.routing.cost.crowding import CONVERSATIONS
+from extproc.routing.cost.fetch import FETCHED
+from extproc.routing.cost.patience import PATIENCE
+from extproc.routing.cost.siblings import SIBLINGS
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, Basis, Decision, Split, Verdict
-from extproc.routing.fetch import FETCHED
-from extproc.routing.load import Load
-from extproc.routing.patience import PATIENCE
-from extproc.routing.query import Media
-from extproc.routing.siblings import SIBLINGS
+from extproc.routing.inputs.query import Media
+from extproc.routing.load.loads import Load
+from extproc.routing.savings.belonging import CONVERSATION, RESPONSE, SESSION
 from kvstate.overlap import Tier
 
 

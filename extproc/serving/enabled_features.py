@@ -6,7 +6,7 @@ from extproc.config.schema import Config
 from extproc.features.feature import Feature
 from extproc.features.fetching.fetching import fetching
 from extproc.fleet.workers import Workers
-from extproc.routing.load import Loads
+from extproc.routing.load.loads import Loads
 
 # Each makes its feature, or None if the configuration leaves it off.
 FEATURES: Sequence[Callable[[Config, Workers, Loads], Feature | None]] = (fetching,)

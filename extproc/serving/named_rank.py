@@ -1,7 +1,7 @@
 """Tells the engine which data-parallel rank a request names: in a header, or in its body."""
 
 from extproc.requests.added_fields import Body, with_fields
-from extproc.routing.pins import PinnedRank
+from extproc.routing.candidates.pins import PinnedRank
 
 # The header to set, and the body that replaces the client's; None for each that there is not.
 Named = tuple[tuple[str, str] | None, Body | None]

@@ -14,8 +14,8 @@ from extproc.observing.usage import UsageScanner
 from extproc.requests.request import NOT_INFERENCE
 from extproc.requests.responses_request import PATH as RESPONSES_PATH
 from extproc.routing.decision import Decision
-from extproc.routing.endpoint_load import Ticket
-from extproc.routing.statuses import FIRST_FAILURE
+from extproc.routing.health.statuses import FIRST_FAILURE
+from extproc.routing.load.endpoint_load import Ticket
 from extproc.serving.proxy_message import RESPONSE_BODY, RESPONSE_HEADERS, ProxyMessage
 from extproc.serving.shared_by_streams import SharedByStreams
 from extproc.serving.stream import Stream

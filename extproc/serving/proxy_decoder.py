@@ -12,7 +12,7 @@ from extproc.base import headers
 from extproc.http2.reading import Reading
 from extproc.pb.kvsteer_ext_proc_pb2 import HeaderMap, ProcessingRequest
 from extproc.requests.request import Head, path_of
-from extproc.routing.eligibility import subset_of
+from extproc.routing.candidates.eligibility import subset_of
 from extproc.serving.naming_headers import NO_NAMES, NamingHeaders
 from extproc.serving.proxy_message import (
     NAMES,

@@ -38,8 +38,8 @@ from extproc.requests.request import (
 )
 from extproc.requests.tenant_salt import written_salt
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL
-from extproc.routing.query import Media, MediaItem, Query, Variant
-from extproc.routing.savings import MAX_UNREAD_BYTES
+from extproc.routing.inputs.query import Media, MediaItem, Query, Variant
+from extproc.routing.savings.savings import MAX_UNREAD_BYTES
 from extproc.tokenizing.prompt_tokens import Keyed, PromptTokens, ThreadUse
 from kvstate.overlap import Prompt, Tokens
 

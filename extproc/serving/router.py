@@ -35,14 +35,14 @@ from extproc.requests.request import (
     why_unkeyed,
 )
 from extproc.requests.tenant_salt import name_apart
+from extproc.routing.candidates.ranks import Ranks
 from extproc.routing.decision import OVER_LIMIT, Decision
 from extproc.routing.decision_log import DecisionLog, ids_of
-from extproc.routing.endpoint_load import Ticket
 from extproc.routing.explain import explanation
-from extproc.routing.placing import Placing
-from extproc.routing.query import Media, Query
-from extproc.routing.ranks import Ranks
-from extproc.routing.statuses import FIRST_FAILURE
+from extproc.routing.health.statuses import FIRST_FAILURE
+from extproc.routing.inputs.query import Media, Query
+from extproc.routing.ledger import Placing
+from extproc.routing.load.endpoint_load import Ticket
 from extproc.routing.steering import Steering, beginning_of, hash_of
 from extproc.serving.delivery import Delivery
 from extproc.serving.enabled_features import enabled

@@ -8,8 +8,8 @@ from extproc.base.logs import tell_fault
 from extproc.proof.lookups import SentRequest
 from extproc.proof.trust import Proofs
 from extproc.routing.decision import Decision
-from extproc.routing.endpoint_load import Ticket
-from extproc.routing.query import Media, Query
+from extproc.routing.inputs.query import Media, Query
+from extproc.routing.load.endpoint_load import Ticket
 from kvstate.overlap import Prompt
 
 log = logging.getLogger("kvsteer.decision")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from extproc.proof.trust import Trust
-from extproc.routing.query import Query
+from extproc.routing.inputs.query import Query
 from kvstate.overlap import Overlap, Prompt
 
 Held = Mapping[str, Overlap]

@@ -1,6 +1,6 @@
 """Reports to other routers where conversations, sessions and responses belong.
 
-All routers that share have the same keys for them (`extproc.routing.homes`), so a conversation that
+All routers that share have the same keys for them (`extproc.routing.claims.homes`), so a conversation that
 comes through another router finds its worker there. What changes is told at the next tick, in
 order; a newcomer gets the latest homes that this router knows, those that others told included.
 """
@@ -9,8 +9,8 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from extproc.routing.homes import Homes
-from extproc.routing.marks import packed
+from extproc.routing.claims.homes import Homes
+from extproc.routing.claims.marks import packed
 from extproc.sharing.messages import (
     KEYS_OF_HOME,
     MAX_HOME_KEYS,

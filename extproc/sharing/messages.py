@@ -22,7 +22,7 @@ import xxhash
 
 from extproc.media.item_news import ItemNews
 from extproc.requests.outline import MOST_DIGESTS
-from extproc.routing.marks import (
+from extproc.routing.claims.marks import (
     FIRST_LENGTHS,
     KEY_BYTES,
     LAST_TOKENS,
@@ -31,7 +31,7 @@ from extproc.routing.marks import (
     packed,
     unpacked,
 )
-from extproc.routing.told import MAX_WORKERS, WorkerNews
+from extproc.routing.load.reports import MAX_WORKERS, WorkerNews
 from kvstate.errors import KVSteerError
 from kvstate.undecodable import UNDECODABLE
 
@@ -194,7 +194,7 @@ class HomeKind(IntEnum):
 
 
 class HomeNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """To which worker conversations, sessions and responses belong; see `extproc.routing.homes`.
+    """To which worker conversations, sessions and responses belong; see `extproc.routing.claims.homes`.
 
     worker: as in `WorkerNews`. keys: theirs, 8 bytes each. follows: of a turn, the key of the
     conversation's request before it, empty if there is none. ages: of those known, how long they

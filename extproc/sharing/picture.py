@@ -18,9 +18,9 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from extproc.media.identities import Identities
-from extproc.routing.claim_table import Claim, ClaimTable, Holdings
-from extproc.routing.homes import Homes
-from extproc.routing.load import Loads
+from extproc.routing.claims.claim_table import Claim, ClaimTable, Holdings
+from extproc.routing.claims.homes import Homes
+from extproc.routing.load.loads import Loads
 from extproc.sharing.item_reports import learn_items
 from extproc.sharing.messages import (
     MAX_HOME_KEYS,

@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from extproc.routing.claim_table import Claim
-from extproc.routing.load import Loads
-from extproc.routing.told import MAX_WORKERS, WorkerNews
+from extproc.routing.claims.claim_table import Claim
+from extproc.routing.load.loads import Loads
+from extproc.routing.load.reports import MAX_WORKERS, WorkerNews
 from extproc.sharing.home_reports import HomeReports, some_of
 from extproc.sharing.item_reports import ItemReports
 from extproc.sharing.messages import (

@@ -23,9 +23,9 @@ from extproc.base.fault import ROUTER, Fault
 from extproc.base.secret_file import secret_in
 from extproc.config.sections import SharingSettings as Options
 from extproc.media.knowledge import MediaKnowledge
-from extproc.routing.claim_table import Claim, ClaimTable, Holdings
-from extproc.routing.homes import Homes
-from extproc.routing.load import Loads
+from extproc.routing.claims.claim_table import Claim, ClaimTable, Holdings
+from extproc.routing.claims.homes import Homes
+from extproc.routing.load.loads import Loads
 from extproc.sharing.carriers import (
     CONNECT_SECONDS,
     CONNECTING,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from extproc.observing.fleet_families import Shown
 from extproc.observing.outcomes import Circumstances, HasOutcomes, Outcome
-from extproc.routing.load import Load
+from extproc.routing.load.loads import Load
 
 
 class Nobody:

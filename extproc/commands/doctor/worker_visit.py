@@ -19,7 +19,7 @@ from extproc.fleet import identifying, identity, learning
 from extproc.fleet.engine_metrics import cache_of_metrics
 from extproc.fleet.polling import Client
 from extproc.fleet.reported_sources import PATHS, discovered
-from extproc.routing.pins import pin_of
+from extproc.routing.candidates.pins import pin_of
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.feeds.feed_sources import ZmqSource
 from kvstate.undecodable import UNDECODABLE

@@ -29,17 +29,17 @@ from extproc.features.fetching.offers import NOTHING_PULLABLE, StoredPrefix
 from extproc.features.fetching.pulling import IDLE_TOKENS, Pull, Pulling, with_priced_source
 from extproc.features.fetching.term import FetchTerm, fetch_terms
 from extproc.requests.request import PLAIN_REQUEST
-from extproc.routing.claim_table import Claim, ClaimTable, Holdings
+from extproc.routing.candidates.eligibility import Candidate, Roster
+from extproc.routing.candidates.sampling import sample_size
+from extproc.routing.claims.claim_table import Claim, ClaimTable, Holdings
+from extproc.routing.claims.homes import Homes
+from extproc.routing.claims.marks import Marks, marks_of
+from extproc.routing.cost.fetch import Fetch
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
-from extproc.routing.eligibility import Candidate, Roster
-from extproc.routing.endpoint_load import EndpointLoad, LoadSample, Ticket
-from extproc.routing.fetch import Fetch
-from extproc.routing.homes import Homes
-from extproc.routing.load import PREFILL_TOKENS_PER_SECOND, Loads
-from extproc.routing.marks import Marks, marks_of
-from extproc.routing.query import Query, Snapshot
-from extproc.routing.sampling import sample_size
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.load.endpoint_load import EndpointLoad, LoadSample, Ticket
+from extproc.routing.load.loads import PREFILL_TOKENS_PER_SECOND, Loads
 from extproc.routing.store_share import StoreShare
 from extproc.sharing.messages import keys_of, worker_id
 from extproc.sharing.picture import Picture, Place

@@ -17,10 +17,10 @@ from extproc.features.fetching.term import fetch_terms
 from extproc.fleet.workers import Workers
 from extproc.observing.outcomes import Outcome
 from extproc.requests.request import RoutingRequest
+from extproc.routing.cost.term import Term
 from extproc.routing.decision import Decision
-from extproc.routing.load import Loads
-from extproc.routing.query import Query, Snapshot
-from extproc.routing.term import Term
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.load.loads import Loads
 
 
 class Fetching(Feature):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from extproc.routing.fetch import Fetch, Peer
+from extproc.routing.cost.fetch import Fetch, Peer
 
 # Of more peers, only those that hold most are compared.
 MAX_PEERS = 8

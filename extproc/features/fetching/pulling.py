@@ -13,12 +13,12 @@ from extproc.config.schema import Config
 from extproc.features.fetching.offers import NOTHING_PULLABLE, Pullable, most_held
 from extproc.features.fetching.term import work_of
 from extproc.requests.request import RoutingRequest
+from extproc.routing.candidates.eligibility import Candidate, Demand, why_excluded
+from extproc.routing.cost.fetch import Peer
 from extproc.routing.decision import Decision, PullSource
-from extproc.routing.eligibility import Candidate, Demand, why_excluded
-from extproc.routing.fetch import Peer
-from extproc.routing.load import Loads
-from extproc.routing.query import Query, Snapshot
-from extproc.routing.transfers import FleetTransfers, Transfers, counted_seconds
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.load.loads import Loads
+from extproc.routing.load.transfers import FleetTransfers, Transfers, counted_seconds
 from kvstate.overlap import Prompt
 
 # A pull is measured only if the worker's queue is no longer than this before it.

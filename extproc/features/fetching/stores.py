@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from extproc.config.sections import StoreSettings
 from extproc.features.fetching.offers import StoredPrefix
-from extproc.routing.query import Query
+from extproc.routing.inputs.query import Query
 from kvstate.overlap import Prompt
 from kvstate.stores import StoredTokens, StoreRules
 

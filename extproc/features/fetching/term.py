@@ -18,13 +18,13 @@ from math import inf
 
 from extproc.config.schema import Cost
 from extproc.features.fetching.offers import Offers, Pullable, StoredPrefix, fetch_of
-from extproc.routing.claims import NO_CLAIMS
-from extproc.routing.fetch import FETCHED, Fetch, Peer
-from extproc.routing.load import Load
-from extproc.routing.query import Snapshot
-from extproc.routing.savings import Savings
-from extproc.routing.survey import Survey
-from extproc.routing.term import Charge
+from extproc.routing.cost.fetch import FETCHED, Fetch, Peer
+from extproc.routing.cost.survey import Survey
+from extproc.routing.cost.term import Charge
+from extproc.routing.inputs.query import Snapshot
+from extproc.routing.load.loads import Load
+from extproc.routing.savings.claims import NO_CLAIMS
+from extproc.routing.savings.savings import Savings
 from kvstate.overlap import Overlap
 
 

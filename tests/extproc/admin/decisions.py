@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from extproc.requests.request import PLAIN_REQUEST
+from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
-from extproc.routing.eligibility import Candidate
-from extproc.routing.load import Load
-from extproc.routing.query import Query, Snapshot
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.load.loads import Load
 from kvstate.overlap import Overlap, Prompt
 
 NAMES = ("a:1", "b:1")

@@ -8,12 +8,12 @@ from extproc.config.schema import Config, Model
 from extproc.config.sections import Disaggregation
 from extproc.disaggregation.disaggregator import Disaggregator
 from extproc.requests.request import PLAIN_REQUEST
+from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.decision import Decision
-from extproc.routing.eligibility import Candidate
-from extproc.routing.endpoint_load import Ticket
-from extproc.routing.evidence import RULES, Judge
-from extproc.routing.placing import REQUESTS_A_LOOK
-from extproc.routing.query import Query
+from extproc.routing.health.evidence import RULES, Judge
+from extproc.routing.inputs.query import Query
+from extproc.routing.ledger import REQUESTS_A_LOOK
+from extproc.routing.load.endpoint_load import Ticket
 from kvstate.overlap import Overlap, Prompt
 from tests.extproc.routing.books import (
     QUERY,

@@ -22,12 +22,12 @@ from extproc.disaggregation.handover import (
 )
 from extproc.disaggregation.legs import COMPUTES_FOR_OTHERS, WORDS, decide_legs, with_source
 from extproc.requests.request import NO_HEAD, PLAIN_REQUEST, RoutingRequest
+from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision, PullSource, Split, Verdict
-from extproc.routing.eligibility import Candidate
 from extproc.routing.explain import explanation, reason_sentence
-from extproc.routing.load import Load
-from extproc.routing.query import Query, Snapshot
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.load.loads import Load
 from kvstate.overlap import Overlap, Prompt
 from tests.extproc.admin.decisions import decided as placed
 

@@ -12,7 +12,7 @@ from extproc.fleet.discovery.view import listed, merged
 from extproc.fleet.polling import Client
 from extproc.fleet.record import Table, Worker
 from extproc.fleet.workers import Workers
-from extproc.routing.evidence import Judge
+from extproc.routing.health.evidence import Judge
 from kvstate.fleet import FollowedWorkers
 
 DEADLINE_SECONDS = 20

@@ -9,8 +9,8 @@ from extproc.config.schema import WorkerSettings as Configured
 from extproc.fleet.computed import LOOKS_WHILE_IDLE, MAX_AHEAD, MAX_TOKENS_A_LOOK, Computed
 from extproc.fleet.discovery.view import FleetMember, Sighting
 from extproc.fleet.record import Table
-from extproc.routing.endpoint_load import Ticket
-from extproc.routing.load import Loads
+from extproc.routing.load.endpoint_load import Ticket
+from extproc.routing.load.loads import Loads
 from kvstate.overlap import Overlap, Prompt
 
 A, B = "10.0.0.1:80", "10.0.0.2:80"

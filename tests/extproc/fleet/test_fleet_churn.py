@@ -37,8 +37,8 @@ from extproc.proof.state import Comparison, GoldenVerdict
 from extproc.requests.prompt import TEXT, Text
 from extproc.requests.request import Head, RoutingRequest
 from extproc.routing.decision import Decision
-from extproc.routing.endpoint_load import Ticket
-from extproc.routing.evidence import RULES, Judge
+from extproc.routing.health.evidence import RULES, Judge
+from extproc.routing.load.endpoint_load import Ticket
 from extproc.running.app import remote_tokenizers
 from extproc.serving.router import Router
 from kvstate.events import Batch, BlocksStored, EventBatch

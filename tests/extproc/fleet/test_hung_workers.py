@@ -16,9 +16,9 @@ from extproc.fleet.doubts import Doubts
 from extproc.fleet.health_probe import HealthProbe
 from extproc.fleet.polling import LOOK_SECONDS, Client, Polling
 from extproc.fleet.record import Table
-from extproc.routing.evidence import Judge
-from extproc.routing.probe_schedule import ASKED_AGAIN_SECONDS, RETRY_SECONDS
-from extproc.routing.upstreams import Upstream
+from extproc.routing.health.evidence import Judge
+from extproc.routing.health.probe_schedule import ASKED_AGAIN_SECONDS, RETRY_SECONDS
+from extproc.routing.health.upstreams import Upstream
 from tests.extproc.fleet.asked import table_of
 from tests.waiting import until
 

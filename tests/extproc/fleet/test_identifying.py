@@ -15,7 +15,7 @@ from extproc.fleet.asking_times import AskingTimes
 from extproc.fleet.discovery.view import Sighting, merged
 from extproc.fleet.record import Worker as Record
 from extproc.fleet.workers import Workers
-from extproc.routing.evidence import Judge
+from extproc.routing.health.evidence import Judge
 from kvstate.fleet import FollowedWorkers
 from simulator.server import running
 from simulator.settings import Settings

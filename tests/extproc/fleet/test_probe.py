@@ -13,9 +13,9 @@ from extproc.fleet.doubts import Doubts
 from extproc.fleet.health_probe import HealthProbe
 from extproc.fleet.polling import Client, Polling
 from extproc.fleet.record import Table
-from extproc.routing.claim_table import ClaimTable
-from extproc.routing.evidence import RULES, Judge
-from extproc.routing.load import Loads
+from extproc.routing.claims.claim_table import ClaimTable
+from extproc.routing.health.evidence import RULES, Judge
+from extproc.routing.load.loads import Loads
 from kvstate.overlap import Prompt
 from tests.extproc.fleet.asked import (
     Engine,

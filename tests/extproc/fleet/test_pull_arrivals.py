@@ -6,7 +6,7 @@ import pytest
 
 from extproc.fleet.computed import LOOK_SECONDS
 from extproc.fleet.pull_arrivals import MAX_WATCHED, PullArrivals
-from extproc.routing.transfers import MAX_MEASURED_SECONDS
+from extproc.routing.load.transfers import MAX_MEASURED_SECONDS
 from kvstate.overlap import Overlap, Prompt
 
 PROMPT = Prompt("m", array("I", range(40_000)))

@@ -7,8 +7,8 @@ from extproc.config.schema import WorkerSettings as Configured
 from extproc.fleet.discovery.view import FleetMember, Sighting
 from extproc.fleet.rank_pins import WATCH_SECONDS, RankPins
 from extproc.fleet.record import Table
-from extproc.routing.endpoint_load import EndpointLoad, Ticket
-from extproc.routing.pins import NO_CHOICE, Pin, PinnedRank
+from extproc.routing.candidates.pins import NO_CHOICE, Pin, PinnedRank
+from extproc.routing.load.endpoint_load import EndpointLoad, Ticket
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap, Prompt
 from tests.memory_transport import MemoryTransport

@@ -9,7 +9,7 @@ from extproc.fleet.identity import MAX_ARGUMENT, EngineAnswer
 from extproc.fleet.record import Worker
 from extproc.fleet.remembered import RememberedWorkers
 from extproc.fleet.workers import Workers
-from extproc.routing.speed import Common, Speed
+from extproc.routing.load.speed import Common, Speed
 from kvstate.fleet import FollowedWorkers
 
 NAMES = [f"127.0.0.1:{port}" for port in range(8001, 8004)]

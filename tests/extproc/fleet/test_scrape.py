@@ -7,9 +7,9 @@ from extproc.fleet.ask_interval import AskInterval
 from extproc.fleet.load_reports import LoadReports
 from extproc.fleet.polling import Client, Polling
 from extproc.fleet.record import Table
-from extproc.routing.claim_table import ClaimTable
-from extproc.routing.evidence import RULES, Judge
-from extproc.routing.load import REPORT_SECONDS, Loads
+from extproc.routing.claims.claim_table import ClaimTable
+from extproc.routing.health.evidence import RULES, Judge
+from extproc.routing.load.loads import REPORT_SECONDS, Loads
 from kvstate.events import EngineLoad
 from kvstate.overlap import Prompt
 from tests.extproc.fleet.asked import (

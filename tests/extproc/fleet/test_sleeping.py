@@ -6,7 +6,7 @@ from extproc.fleet.doubts import Doubts
 from extproc.fleet.polling import Client, Polling
 from extproc.fleet.record import Table, Worker
 from extproc.fleet.sleeping import AGAIN_SECONDS, Sleeping
-from extproc.routing.evidence import Judge
+from extproc.routing.health.evidence import Judge
 from tests.extproc.fleet.asked import METRICS, Engine, against, only, table_of
 from tests.extproc.fleet.fleets import EVENTS, until_live, workers
 from tests.extproc.routing.test_reports import sleep_metrics

@@ -1,7 +1,7 @@
 from unittest.mock import ANY
 
 from extproc.proof.state import NOT_SEEN
-from extproc.routing.evidence import Judge
+from extproc.routing.health.evidence import Judge
 from tests.extproc.fleet.fleets import EVENTS, following, members, until_live, workers
 from tests.memory_transport import MemoryTransport
 

@@ -14,7 +14,7 @@ from extproc.media.knowledge import MediaKnowledge
 from extproc.observing.decisions import Timeline
 from extproc.requests.dialect import NEWEST, ModelDialects
 from extproc.requests.request import Head, Models, RoutingRequest
-from extproc.routing.query import Query
+from extproc.routing.inputs.query import Query
 from extproc.serving.queries import Queries
 from extproc.tokenizing.prompt_tokens import PromptTokens
 from extproc.tokenizing.tokens import Tokenizer

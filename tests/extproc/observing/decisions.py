@@ -4,11 +4,11 @@ from array import array
 from random import Random
 
 from extproc.requests.request import PLAIN_REQUEST
+from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
-from extproc.routing.eligibility import Candidate
-from extproc.routing.load import Load
-from extproc.routing.query import Query, Snapshot
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.load.loads import Load
 from kvstate.overlap import Overlap, Prompt
 
 WORKERS = (Candidate("first", "10.0.0.1:1"), Candidate("second", "10.0.0.2:1"))

@@ -4,7 +4,7 @@ import pytest
 
 from extproc.observing.outcomes import Circumstances, Outcome, likely_cause
 from extproc.observing.usage import Usage
-from extproc.routing.query import Media
+from extproc.routing.inputs.query import Media
 from kvstate.overlap import Overlap
 
 WELL = Circumstances("live", tokens_differ=False, block_size=16)

@@ -16,11 +16,11 @@ from extproc.observing.decisions import (
 )
 from extproc.observing.recent_counts import RECENT_MINUTES
 from extproc.requests.request import PLAIN_REQUEST
+from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision, Split
-from extproc.routing.eligibility import Candidate
-from extproc.routing.load import Load
-from extproc.routing.query import Query, Snapshot
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.load.loads import Load
 from kvstate.overlap import Overlap, Prompt
 
 SPLIT = "kvsteer_disaggregation"

@@ -3,7 +3,7 @@ from prometheus_client import generate_latest
 from extproc.config.reader import parse
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
-from extproc.routing.evidence import Judge
+from extproc.routing.health.evidence import Judge
 from kvstate.fleet import FollowedWorkers
 
 CONFIG = "models: [{name: m}]\nworkers: [{endpoint: '127.0.0.1:1'}, {endpoint: '127.0.0.1:2'}]"

@@ -1,6 +1,6 @@
 from extproc.observing.media_counts import shares_of, shown
 from extproc.observing.recent_counts import MINUTE_SECONDS, RECENT_MINUTES, RecentCounts
-from extproc.routing.query import Media, MediaItem
+from extproc.routing.inputs.query import Media, MediaItem
 
 
 def items(*known: bool, kind: str = "image") -> list[MediaItem]:

@@ -15,12 +15,12 @@ from extproc.observing.decisions import Timeline, TraceContext
 from extproc.observing.metrics import AT_ONCE, Metrics
 from extproc.observing.usage import Usage
 from extproc.requests.request import PLAIN_REQUEST
+from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
-from extproc.routing.eligibility import Candidate
-from extproc.routing.endpoint_load import LoadSample
-from extproc.routing.load import Load
-from extproc.routing.query import Query, Snapshot
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.load.endpoint_load import LoadSample
+from extproc.routing.load.loads import Load
 from kvstate.overlap import Prompt
 from tests.extproc.nobody import Nobody
 from tests.extproc.observing.records import records

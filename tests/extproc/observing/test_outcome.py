@@ -2,7 +2,7 @@ import pytest
 
 from extproc.observing.outcomes import Outcome
 from extproc.observing.usage import Usage
-from extproc.routing.fetch import Fetch, Peer
+from extproc.routing.cost.fetch import Fetch, Peer
 
 
 def outcome(reported: Usage, *, is_comparable: bool = True) -> Outcome:

@@ -31,8 +31,8 @@ from extproc.observing.recorder import (
 )
 from extproc.observing.usage import Usage
 from extproc.requests.tenant_salt import Tenant
-from extproc.routing.belonging import Belonging
 from extproc.routing.decision import Decision, Verdict
+from extproc.routing.savings.belonging import Belonging
 from kvstate.overlap import Prompt
 from tests.extproc.admin.decisions import decided
 from tests.waiting import blocked_until

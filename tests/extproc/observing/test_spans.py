@@ -9,11 +9,11 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased,
 from extproc.observing.decisions import Timeline, TraceContext
 from extproc.observing.spans import SpanRecorder
 from extproc.requests.request import PLAIN_REQUEST
+from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
-from extproc.routing.eligibility import Candidate
-from extproc.routing.load import Load
-from extproc.routing.query import Query, Snapshot
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.load.loads import Load
 from kvstate.overlap import Prompt
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

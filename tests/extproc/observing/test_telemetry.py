@@ -25,11 +25,11 @@ from extproc.observing.decisions import Timeline
 from extproc.observing.metrics import Metrics
 from extproc.observing.telemetry import TelemetryOptions, options_in, telemetry
 from extproc.requests.request import PLAIN_REQUEST
+from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
-from extproc.routing.eligibility import Candidate
-from extproc.routing.load import Load
-from extproc.routing.query import Query, Snapshot
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.load.loads import Load
 from kvstate.overlap import Prompt
 from tests.extproc.nobody import Nobody
 from tests.extproc.observing.otlp_sink import running_sink

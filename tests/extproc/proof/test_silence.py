@@ -11,7 +11,7 @@ from extproc.proof.lookups import SILENCE_SECONDS
 from extproc.proof.recurring import EXPLAINED
 from extproc.proof.state import PROMPTS_UNTOLD
 from extproc.requests.request import Head, RoutingRequest
-from extproc.routing.evidence import Judge
+from extproc.routing.health.evidence import Judge
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_times import FeedTimes
 from tests.extproc.proof.test_trust import PATH, Checked, Run, chat, run, text

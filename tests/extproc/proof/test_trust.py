@@ -39,7 +39,7 @@ from extproc.proof.tally import LAST_FINDINGS
 from extproc.requests import request
 from extproc.requests.prompt import BILLING, CONVERSATION, FORM_NAMES, INLINE_SYSTEM
 from extproc.requests.request import Head, RoutingRequest
-from extproc.routing.endpoint_load import Ticket
+from extproc.routing.load.endpoint_load import Ticket
 from extproc.serving.router import Router
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.feeds.feed import FeedState

@@ -7,17 +7,17 @@ from typing import Any
 
 from extproc.config.schema import Config, Model, Policy
 from extproc.requests.request import PLAIN_REQUEST, RoutingRequest
-from extproc.routing.claim_table import Claim, Holdings
+from extproc.routing.candidates.eligibility import Candidate
+from extproc.routing.candidates.pins import Pin, RankChoice
+from extproc.routing.claims.claim_table import Claim, Holdings
+from extproc.routing.claims.marks import Marks
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
-from extproc.routing.eligibility import Candidate
-from extproc.routing.evidence import Judge
-from extproc.routing.load import Loads
-from extproc.routing.marks import Marks
-from extproc.routing.pins import Pin, RankChoice
-from extproc.routing.placing import Placing
-from extproc.routing.query import Query
-from extproc.routing.upstreams import Upstream, Upstreams
+from extproc.routing.health.evidence import Judge
+from extproc.routing.health.upstreams import Upstream, Upstreams
+from extproc.routing.inputs.query import Query
+from extproc.routing.ledger import Placing
+from extproc.routing.load.loads import Loads
 from kvstate.overlap import Overlap, Prompt
 
 WORKERS = [Candidate(name, f"{name}:1") for name in "abc"]

@@ -12,16 +12,16 @@ from extproc.config.schema import Policy
 from extproc.requests.outline import Outline, outline_of
 from extproc.requests.request import NO_HEAD, PLAIN_REQUEST, RoutingRequest
 from extproc.requests.tenant_salt import Tenant, name_apart
-from extproc.routing.belonging import CONVERSATION, RESPONSE, SESSION
-from extproc.routing.claim_table import ClaimTable, Holdings
-from extproc.routing.crowding import CONVERSATIONS
+from extproc.routing.candidates.eligibility import Candidate
+from extproc.routing.claims.claim_table import ClaimTable, Holdings
+from extproc.routing.claims.homes import HOME_TOKENS, Homes
+from extproc.routing.cost.crowding import CONVERSATIONS
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
-from extproc.routing.eligibility import Candidate
 from extproc.routing.explain import explanation, reason_sentence
-from extproc.routing.homes import HOME_TOKENS, Homes
-from extproc.routing.load import Load
-from extproc.routing.query import Query, Snapshot
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.load.loads import Load
+from extproc.routing.savings.belonging import CONVERSATION, RESPONSE, SESSION
 
 WORKERS = [Candidate(name, f"{name}:1") for name in "abc"]
 IDLE: Mapping[str, Load] = {}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from extproc.requests.outline import beginning_of
-from extproc.routing.claim_table import (
+from extproc.routing.claims.claim_table import (
     BYTES_PER_MARK,
     ENDED_CLAIMS,
     MOST_CLAIMS,
@@ -23,7 +23,7 @@ from extproc.routing.claim_table import (
     Holdings,
     Lifetimes,
 )
-from extproc.routing.marks import KEY_BYTES, Marks, marks_of
+from extproc.routing.claims.marks import KEY_BYTES, Marks, marks_of
 from kvstate.overlap import Prompt
 
 LIFETIMES = Lifetimes(speculative=10.0, grace=1.0, approximate=100.0)

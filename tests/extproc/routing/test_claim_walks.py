@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc._core import MarkTable, expected
-from extproc.routing.claim_table import Claim, Costs, Holdings, Lifetimes
-from extproc.routing.marks import Marks, packed
+from extproc.routing.claims.claim_table import Claim, Costs, Holdings, Lifetimes
+from extproc.routing.claims.marks import Marks, packed
 from extproc.sharing.messages import ClaimNews
 from tests.oracles.routing.mark_table import PlainMarkTable, plain_expected
 

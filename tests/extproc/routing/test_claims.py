@@ -3,9 +3,9 @@ from collections.abc import Callable
 import pytest
 
 from extproc.config.schema import Cost
-from extproc.routing.claim_table import Expected
-from extproc.routing.claims import Claims, claims_of
-from extproc.routing.query import one_token
+from extproc.routing.claims.claim_table import Expected
+from extproc.routing.inputs.query import one_token
+from extproc.routing.savings.claims import Claims, claims_of
 from kvstate.overlap import Overlap
 
 WEIGHTS = Cost(uncertain_percent=50, speculative_percent=90, approximate_percent=40)

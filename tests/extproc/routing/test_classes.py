@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from extproc.config.schema import Policy
 from extproc.requests.request import NO_HEAD, RoutingRequest
 from extproc.requests.request_class import RequestClass
+from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.decide import OVER_CLASS_LIMIT, decide
 from extproc.routing.decision import Decision, Verdict
-from extproc.routing.eligibility import Candidate
-from extproc.routing.endpoint_load import EndpointLoad, Ticket
-from extproc.routing.load import Loads
-from extproc.routing.query import Query, Snapshot
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.load.endpoint_load import EndpointLoad, Ticket
+from extproc.routing.load.loads import Loads
 
 HERE, THERE = "10.0.0.1:1", "10.0.0.2:1"
 WORKERS = [Candidate("a", HERE), Candidate("b", THERE)]

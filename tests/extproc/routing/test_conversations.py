@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.conversations import LIVE_SECONDS, SPAN_SECONDS, Conversations
+from extproc.routing.claims.conversations import LIVE_SECONDS, SPAN_SECONDS, Conversations
 
 
 def test_conversation_counts_until_it_has_been_silent_for_a_while() -> None:

@@ -10,14 +10,14 @@ from extproc.config.policies import POLICIES, Order, PolicyInput, Ranking
 from extproc.config.schema import Cost, Policy
 from extproc.requests.outline import beginning_of
 from extproc.requests.request import NO_HEAD, PLAIN_REQUEST, RoutingRequest
-from extproc.routing.claim_table import ClaimTable, Holdings
+from extproc.routing.candidates.eligibility import Candidate
+from extproc.routing.candidates.pins import Pin, PinnedRank, RankChoice
+from extproc.routing.candidates.ranks import Ranks
+from extproc.routing.claims.claim_table import ClaimTable, Holdings
 from extproc.routing.decide import decide
 from extproc.routing.decision import FINDS_MODEL, Decision, Verdict
-from extproc.routing.eligibility import Candidate
-from extproc.routing.load import Load
-from extproc.routing.pins import Pin, PinnedRank, RankChoice
-from extproc.routing.query import Media, MediaItem, Query, Snapshot
-from extproc.routing.ranks import Ranks
+from extproc.routing.inputs.query import Media, MediaItem, Query, Snapshot
+from extproc.routing.load.loads import Load
 from kvstate.overlap import Overlap, Prompt
 
 PROMPT = Prompt("m", array("I", range(100)))

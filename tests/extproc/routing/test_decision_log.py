@@ -6,13 +6,13 @@ from random import Random
 import pytest
 
 from extproc.requests.request import PLAIN_REQUEST, Head
+from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
 from extproc.routing.decision_log import DecisionLog
-from extproc.routing.eligibility import Candidate
 from extproc.routing.explain import explanation
-from extproc.routing.load import Load
-from extproc.routing.query import Query, Snapshot
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.load.loads import Load
 from kvstate.overlap import Prompt
 
 

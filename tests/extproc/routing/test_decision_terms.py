@@ -1,5 +1,5 @@
-from extproc.routing.load import Load
-from extproc.routing.query import Snapshot
+from extproc.routing.inputs.query import Snapshot
+from extproc.routing.load.loads import Load
 
 
 def test_snapshot_takes_feeds_of_unknown_state_for_live() -> None:

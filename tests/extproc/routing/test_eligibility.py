@@ -1,6 +1,13 @@
 import pytest
 
-from extproc.routing.eligibility import ANY, MAX_SUBSET, Candidate, Demand, subset_of, why_excluded
+from extproc.routing.candidates.eligibility import (
+    ANY,
+    MAX_SUBSET,
+    Candidate,
+    Demand,
+    subset_of,
+    why_excluded,
+)
 
 WORKER = Candidate("a", "10.0.0.1:8000")
 

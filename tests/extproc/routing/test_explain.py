@@ -10,16 +10,16 @@ from extproc.features.fetching.offers import Offers, StoredPrefix
 from extproc.features.fetching.term import FetchTerm
 from extproc.requests.outline import beginning_of
 from extproc.requests.request import PLAIN_REQUEST
-from extproc.routing.belonging import RESPONSE
-from extproc.routing.claim_table import ClaimTable, Holdings
+from extproc.routing.candidates.eligibility import Candidate
+from extproc.routing.claims.claim_table import ClaimTable, Holdings
+from extproc.routing.claims.homes import Homes, end_of
 from extproc.routing.decide import decide
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, Decision, Split, Verdict
-from extproc.routing.eligibility import Candidate
-from extproc.routing.endpoint_load import LoadSample
 from extproc.routing.explain import decided_by, explanation, reason_sentence
-from extproc.routing.homes import Homes, end_of
-from extproc.routing.load import Load
-from extproc.routing.query import Media, MediaItem, Query, Snapshot
+from extproc.routing.inputs.query import Media, MediaItem, Query, Snapshot
+from extproc.routing.load.endpoint_load import LoadSample
+from extproc.routing.load.loads import Load
+from extproc.routing.savings.belonging import RESPONSE
 from kvstate.overlap import Overlap, Prompt
 
 PROMPT = Prompt("m", array("I", range(100)))

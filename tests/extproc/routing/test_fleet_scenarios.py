@@ -35,8 +35,8 @@ from extproc.commands.whatif.engines import (
 from extproc.commands.whatif.routers import Contestant, run
 from extproc.commands.whatif.traces import MOONCAKE_BLOCK_TOKENS
 from extproc.config.schema import Policy
-from extproc.routing.endpoint_load import Ticket
-from extproc.routing.load import Loads
+from extproc.routing.load.endpoint_load import Ticket
+from extproc.routing.load.loads import Loads
 
 DEFAULT = Contestant("cost", "cost", expects=True)
 LEAST = Contestant("least", "least_request")

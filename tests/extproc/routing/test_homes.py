@@ -2,9 +2,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.requests.outline import beginning_of
-from extproc.routing.claim_table import Holdings
-from extproc.routing.homes import HOME_SECONDS, Homes, end_of, ends_in
-from extproc.routing.marks import NO_MARKS, marks_of_outline, unpacked
+from extproc.routing.claims.claim_table import Holdings
+from extproc.routing.claims.homes import HOME_SECONDS, Homes, end_of, ends_in
+from extproc.routing.claims.marks import NO_MARKS, marks_of_outline, unpacked
 
 
 def test_home_is_the_worker_of_the_last_request() -> None:

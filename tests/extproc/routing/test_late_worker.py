@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.routing.endpoint_load import EndpointLoad, Ticket
-from extproc.routing.load import Loads
+from extproc.routing.load.endpoint_load import EndpointLoad, Ticket
+from extproc.routing.load.loads import Loads
 from kvstate.overlap import Prompt
 
 CONFIGURED = 8_000.0

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.endpoint_load import EndpointLoad, LoadSample, Ticket
-from extproc.routing.load import (
+from extproc.routing.candidates.pins import Pin, PinnedRank
+from extproc.routing.load.endpoint_load import EndpointLoad, LoadSample, Ticket
+from extproc.routing.load.loads import (
     PREFILL_TOKENS_PER_SECOND,
     REPORT_SECONDS,
     UTILIZATION_SECONDS,
@@ -15,7 +16,6 @@ from extproc.routing.load import (
     Load,
     Loads,
 )
-from extproc.routing.pins import Pin, PinnedRank
 from kvstate.overlap import Prompt
 
 

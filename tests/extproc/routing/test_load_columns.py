@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from extproc._core import LoadColumns, drawn, load_of, lowest
 from extproc.config.schema import Cost
-from extproc.routing.eligibility import Candidate
-from extproc.routing.endpoint_load import EndpointLoad, LoadSample, Ticket
-from extproc.routing.load import Gauges, Load, Loads
-from extproc.routing.spread import Spread
+from extproc.routing.candidates.eligibility import Candidate
+from extproc.routing.cost.spread import Spread
+from extproc.routing.load.endpoint_load import EndpointLoad, LoadSample, Ticket
+from extproc.routing.load.loads import Gauges, Load, Loads
 from tests.oracles.routing import load_columns as oracle
 from tests.oracles.routing.draws import plain_drawn, plain_lowest, plain_numbers
 from tests.oracles.routing.load_columns import PlainColumns

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc._core import LoadNumbers, Pace
-from extproc.routing.speed import Speed
+from extproc.routing.load.speed import Speed
 from tests.oracles.routing.load_numbers import PlainNumbers, PlainPace
 
 NAMES = [name for name in PlainNumbers.__slots__ if not name.startswith("_")]

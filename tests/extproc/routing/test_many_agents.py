@@ -16,15 +16,15 @@ import pytest
 from extproc._core import LoadColumns
 from extproc.requests.outline import Outline, outline_of
 from extproc.requests.request import PLAIN_REQUEST
-from extproc.routing.belonging import NOWHERE
-from extproc.routing.endpoint_load import Ticket
+from extproc.routing.cost.patience import PATIENCE_SECONDS, Patience, unminded
+from extproc.routing.cost.survey import Survey
 from extproc.routing.explain import explanation
-from extproc.routing.load import Load
-from extproc.routing.patience import PATIENCE_SECONDS, Patience, unminded
-from extproc.routing.placing import Placing
-from extproc.routing.query import Query
-from extproc.routing.savings import Savings
-from extproc.routing.survey import Survey
+from extproc.routing.inputs.query import Query
+from extproc.routing.ledger import Placing
+from extproc.routing.load.endpoint_load import Ticket
+from extproc.routing.load.loads import Load
+from extproc.routing.savings.belonging import NOWHERE
+from extproc.routing.savings.savings import Savings
 from tests.agents import prose
 from tests.extproc.routing.books import WORKERS, decided, placing
 

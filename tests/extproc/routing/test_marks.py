@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.requests.outline import beginning_of
-from extproc.routing.marks import (
+from extproc.routing.claims.marks import (
     KEY_BYTES,
     LAST_TOKENS,
     LENGTHS,

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.base.engine import SGLANG, TRTLLM, VLLM, Engine, Release
-from extproc.routing.pins import (
+from extproc.routing.candidates.pins import (
     IGNORED_PINS,
     NO_CHOICE,
     Pin,

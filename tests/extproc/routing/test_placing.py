@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from extproc.config.schema import Config, Cost, Model
 from extproc.requests.outline import beginning_of
 from extproc.requests.request import NO_HEAD, RoutingRequest
-from extproc.routing.claim_table import Claim, ClaimTable, Expected, Holdings
-from extproc.routing.endpoint_load import Ticket
-from extproc.routing.evidence import RULES, Judge
-from extproc.routing.placing import REQUESTS_A_LOOK, Placing
-from extproc.routing.query import Query
+from extproc.routing.claims.claim_table import Claim, ClaimTable, Expected, Holdings
+from extproc.routing.health.evidence import RULES, Judge
+from extproc.routing.inputs.query import Query
+from extproc.routing.ledger import REQUESTS_A_LOOK, Placing
+from extproc.routing.load.endpoint_load import Ticket
 from kvstate.overlap import Overlap, Prompt
 from tests.extproc.routing.books import (
     QUERY,

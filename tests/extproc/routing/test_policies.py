@@ -11,10 +11,15 @@ from extproc._core import LoadColumns, lowest
 from extproc.config.policies import POLICIES, PolicyInput
 from extproc.config.schema import Cost, Policy
 from extproc.config.sections import CacheAware, PrefixCacheSettings
-from extproc.routing.endpoint_load import EndpointLoad
-from extproc.routing.load import Gauges, Load, Loads
-from extproc.routing.sampling import SAMPLE_ALONE, SAMPLE_AMONG_ROUTERS, sample_of, sample_size
-from extproc.routing.sessions import session_credit
+from extproc.routing.candidates.sampling import (
+    SAMPLE_ALONE,
+    SAMPLE_AMONG_ROUTERS,
+    sample_of,
+    sample_size,
+)
+from extproc.routing.load.endpoint_load import EndpointLoad
+from extproc.routing.load.loads import Gauges, Load, Loads
+from extproc.routing.savings.sessions import session_credit
 
 
 def columns(*workers: tuple[float, float, float], **fields: Any) -> PolicyInput:

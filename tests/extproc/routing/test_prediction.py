@@ -7,10 +7,10 @@ from random import Random
 
 from extproc.config.schema import Model
 from extproc.requests.request import PLAIN_REQUEST, parse
+from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.decide import decide
-from extproc.routing.eligibility import Candidate
-from extproc.routing.load import Load
-from extproc.routing.query import Query, Snapshot
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.load.loads import Load
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.index import Index
 from kvstate.overlap import Prompt

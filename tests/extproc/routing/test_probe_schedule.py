@@ -1,6 +1,6 @@
 import pytest
 
-from extproc.routing.probe_schedule import (
+from extproc.routing.health.probe_schedule import (
     ASKED_AGAIN_SECONDS,
     RETRY_SECONDS,
     SILENT_SECONDS,

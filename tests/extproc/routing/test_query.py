@@ -1,7 +1,7 @@
 from array import array
 
-from extproc.routing.load import Load
-from extproc.routing.query import Query, Snapshot, Variant
+from extproc.routing.inputs.query import Query, Snapshot, Variant
+from extproc.routing.load.loads import Load
 from kvstate.overlap import Prompt
 
 OWN, OTHER = Prompt("m", array("I", [1])), Prompt("m", array("I", [2]))

@@ -1,5 +1,5 @@
-from extproc.routing.pins import NO_CHOICE, Pin, RankChoice
-from extproc.routing.ranks import Ranks, rank_of
+from extproc.routing.candidates.pins import NO_CHOICE, Pin, RankChoice
+from extproc.routing.candidates.ranks import Ranks, rank_of
 from kvstate.overlap import Overlap
 
 FIRST = Overlap(16, (4, 0, 0, 0), rank=0)

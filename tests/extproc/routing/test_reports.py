@@ -11,7 +11,7 @@ from extproc.fleet.engine_metrics import (
     report_of_metrics,
     sleep_of_metrics,
 )
-from extproc.routing.endpoint_load import LoadSample
+from extproc.routing.load.endpoint_load import LoadSample
 from kvstate.events import EngineLoad
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.

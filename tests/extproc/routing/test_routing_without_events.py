@@ -16,7 +16,7 @@ from extproc.proof.state import PROMPTS_NOT_STORED, Comparison, GoldenVerdict
 from extproc.requests.prompt import CONVERSATION, FORM_NAMES
 from extproc.requests.request import Head, RoutingRequest
 from extproc.routing.decision import Decision
-from extproc.routing.endpoint_load import Ticket
+from extproc.routing.load.endpoint_load import Ticket
 from extproc.serving.router import Router
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.events import Batch

@@ -1,7 +1,7 @@
 from extproc.config import schema
 from extproc.config.schema import Policy
-from extproc.routing.claim_table import Lifetimes
-from extproc.routing.load import PREFILL_TOKENS_PER_SECOND
+from extproc.routing.claims.claim_table import Lifetimes
+from extproc.routing.load.loads import PREFILL_TOKENS_PER_SECOND
 from extproc.routing.policy_choice import endpoints_named, policy_of
 
 

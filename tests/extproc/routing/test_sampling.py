@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.config.schema import Policy
-from extproc.routing.sampling import sample_of, sample_size
+from extproc.routing.candidates.sampling import sample_of, sample_size
 
 
 @given(st.data(), st.integers(1, 5), st.integers(1, 60), st.integers())

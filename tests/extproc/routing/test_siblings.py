@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from extproc.config.schema import Cost, Policy
 from extproc.requests.request import PLAIN_REQUEST
-from extproc.routing.claim_table import ClaimTable, Holdings
-from extproc.routing.claims import Claims
+from extproc.routing.candidates.eligibility import Candidate
+from extproc.routing.claims.claim_table import ClaimTable, Holdings
+from extproc.routing.cost.siblings import LEAST_TOKENS, WITHIN_SECONDS, siblings_of
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
-from extproc.routing.eligibility import Candidate
-from extproc.routing.endpoint_load import EndpointLoad
 from extproc.routing.explain import explanation
-from extproc.routing.load import Loads
-from extproc.routing.query import Query, Snapshot
-from extproc.routing.siblings import LEAST_TOKENS, WITHIN_SECONDS, siblings_of
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.load.endpoint_load import EndpointLoad
+from extproc.routing.load.loads import Loads
+from extproc.routing.savings.claims import Claims
 from kvstate.overlap import Prompt
 
 NAMES = ("a", "b", "c", "d")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.endpoint_load import EndpointLoad
-from extproc.routing.load import Loads
-from extproc.routing.speed import (
+from extproc.routing.load.endpoint_load import EndpointLoad
+from extproc.routing.load.loads import Loads
+from extproc.routing.load.speed import (
     AT_END_SHARE,
     EVEN,
     IDLE_SECONDS,

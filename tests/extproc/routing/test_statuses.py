@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.statuses import is_uncomputed, is_workers_failure
+from extproc.routing.health.statuses import is_uncomputed, is_workers_failure
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.endpoint_load import EndpointLoad
-from extproc.routing.load import Loads
-from extproc.routing.told import WorkerNews
+from extproc.routing.load.endpoint_load import EndpointLoad
+from extproc.routing.load.loads import Loads
+from extproc.routing.load.reports import WorkerNews
 
 PLACES = {number: (f"10.0.0.{number}:1", None) for number in range(5)}  # the last has no record
 LARGEST = [2**63 - 1, 1_000_000, *[2**50] * 4]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.transfers import (
+from extproc.routing.load.transfers import (
     FADE_SECONDS,
     MAX_MEASURED_SECONDS,
     SLACK_SECONDS,

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from extproc.routing.evidence import RULES, Judge
-from extproc.routing.upstreams import FAILING, Upstreams
+from extproc.routing.health.evidence import RULES, Judge
+from extproc.routing.health.upstreams import FAILING, Upstreams
 
 WORKER = "a:1"
 RULE = RULES[Judge.ANSWERS]

@@ -12,7 +12,7 @@ from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.requests.request import NO_HEAD, Head, RoutingRequest
 from extproc.routing.decision import Decision
-from extproc.routing.endpoint_load import Ticket
+from extproc.routing.load.endpoint_load import Ticket
 from extproc.serving.exchange import Service
 from extproc.serving.router import Routed, Router
 from kvstate.fleet import FollowedWorkers

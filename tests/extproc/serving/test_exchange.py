@@ -17,8 +17,8 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingResponse,
 )
 from extproc.routing.decision import Decision
-from extproc.routing.evidence import RULES, Judge
-from extproc.routing.placing import REQUESTS_A_LOOK, Placing
+from extproc.routing.health.evidence import RULES, Judge
+from extproc.routing.ledger import REQUESTS_A_LOOK, Placing
 from extproc.serving.exchange import Exchange, Service
 from tests.extproc.messages import answers_of, body, head, read, response_head
 from tests.extproc.serving.routers import (

@@ -23,7 +23,7 @@ from extproc.observing.recorder import Recorder
 from extproc.pb.kvsteer_ext_proc_pb2 import HttpBody, ProcessingRequest
 from extproc.requests.request import NO_HEAD, Head, RoutingRequest
 from extproc.routing.decision import Decision
-from extproc.routing.endpoint_load import Ticket
+from extproc.routing.load.endpoint_load import Ticket
 from extproc.serving.exchange import MAY_FOLLOW, Exchange, Phase, Service
 from extproc.serving.router import Routed, Router
 from kvstate.fleet import FollowedWorkers

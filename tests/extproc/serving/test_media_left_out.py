@@ -9,7 +9,7 @@ from extproc.observing.decisions import Timeline
 from extproc.requests.costly_json import INLINE_BYTES
 from extproc.requests.dialect import NEWEST, ModelDialects
 from extproc.requests.request import CHAT_PATH, Head, Models, RoutingRequest
-from extproc.routing.query import Query
+from extproc.routing.inputs.query import Query
 from extproc.serving.queries import Queries
 from extproc.tokenizing.prompt_tokens import PromptTokens
 from tests.extproc.tokenizing.test_families import gpt_oss

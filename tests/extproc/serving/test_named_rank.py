@@ -1,4 +1,4 @@
-from extproc.routing.pins import Pin, PinnedRank
+from extproc.routing.candidates.pins import Pin, PinnedRank
 from extproc.serving.named_rank import UNNAMED, named_rank
 
 FIELD = PinnedRank(1, Pin("routed_dp_rank", in_body=True), "/generate")

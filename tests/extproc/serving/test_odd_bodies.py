@@ -13,7 +13,7 @@ from extproc.observing.decisions import Timeline
 from extproc.requests.dialect import NEWEST, Dialect, ModelDialects, dialect_of
 from extproc.requests.outline import beginning_of
 from extproc.requests.request import CHAT_PATH, Head, Models, RoutingRequest
-from extproc.routing.query import Query
+from extproc.routing.inputs.query import Query
 from extproc.serving.queries import Queries
 from extproc.tokenizing.prompt_tokens import PromptTokens
 from extproc.tokenizing.tokens import Tokenizer

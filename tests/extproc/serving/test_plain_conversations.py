@@ -15,7 +15,7 @@ from extproc.observing.decisions import Timeline
 from extproc.requests.dialect import NEWEST, ModelDialects, dialect_of
 from extproc.requests.prompt import REBUILT, Text
 from extproc.requests.request import CHAT_PATH, Head, Models, RoutingRequest
-from extproc.routing.query import Query
+from extproc.routing.inputs.query import Query
 from extproc.serving.queries import Queries
 from extproc.tokenizing.plain_turns import PlainTurns, TurnParts
 from extproc.tokenizing.prompt_tokens import PromptTokens

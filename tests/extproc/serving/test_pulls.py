@@ -11,7 +11,7 @@ from extproc.fleet.workers import Workers
 from extproc.observing.fleet_families import fleet_families
 from extproc.observing.metrics import Metrics
 from extproc.requests.request import Head, RoutingRequest
-from extproc.routing.load import Load
+from extproc.routing.load.loads import Load
 from extproc.serving.router import Router
 from kvstate.events import Batch, BlocksCopied, BlocksStored, Event, EventBatch
 from kvstate.feeds.transport import Connected

@@ -13,7 +13,7 @@ from extproc.observing.decisions import Timeline
 from extproc.requests.dialect import NEWEST, ModelDialects, dialect_of
 from extproc.requests.prompt import BILLING, CONVERSATION, CONVERTED, TOOLS
 from extproc.requests.request import CHAT_PATH, Head, Models, RoutingRequest
-from extproc.routing.query import Query, Variant
+from extproc.routing.inputs.query import Query, Variant
 from extproc.serving.queries import Queries
 from extproc.serving.variants import by_variant
 from extproc.tokenizing.prompt_tokens import PromptTokens

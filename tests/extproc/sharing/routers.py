@@ -6,11 +6,11 @@ from random import Random
 import msgspec
 
 from extproc.media.identities import Identities
-from extproc.routing.claim_table import Claim, ClaimTable, Holdings
-from extproc.routing.endpoint_load import EndpointLoad
-from extproc.routing.homes import Homes
-from extproc.routing.load import Load, Loads
-from extproc.routing.marks import Marks
+from extproc.routing.claims.claim_table import Claim, ClaimTable, Holdings
+from extproc.routing.claims.homes import Homes
+from extproc.routing.claims.marks import Marks
+from extproc.routing.load.endpoint_load import EndpointLoad
+from extproc.routing.load.loads import Load, Loads
 from extproc.sharing.home_reports import known_homes
 from extproc.sharing.messages import (
     HomeNews,

@@ -9,8 +9,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.load import MAX_TOLD_WINDOWS
-from extproc.routing.told import WorkerNews
+from extproc.routing.load.loads import MAX_TOLD_WINDOWS
+from extproc.routing.load.reports import WorkerNews
 from extproc.sharing.messages import (
     ClaimNews,
     HomeKind,

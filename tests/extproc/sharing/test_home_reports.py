@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.claim_table import Holdings
-from extproc.routing.homes import Homes
+from extproc.routing.claims.claim_table import Holdings
+from extproc.routing.claims.homes import Homes
 from extproc.sharing.home_reports import MAX_KNOWN, MAX_WAITING, HomeReports, known_homes
 from extproc.sharing.messages import (
     KEYS_OF_HOME,

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.requests.outline import beginning_of
-from extproc.routing.claim_table import Claim, ToldBounds, ToldClaim, ToldCounts, ToldPlaces
-from extproc.routing.endpoint_load import EndpointLoad
-from extproc.routing.load import MAX_TOLD_WINDOWS, Gauges
-from extproc.routing.marks import LENGTHS, packed
-from extproc.routing.told import WorkerNews
+from extproc.routing.claims.claim_table import Claim, ToldBounds, ToldClaim, ToldCounts, ToldPlaces
+from extproc.routing.claims.marks import LENGTHS, packed
+from extproc.routing.load.endpoint_load import EndpointLoad
+from extproc.routing.load.loads import MAX_TOLD_WINDOWS, Gauges
+from extproc.routing.load.reports import WorkerNews
 from extproc.sharing.messages import (
     MAX_CLAIMS,
     MAX_MARKS,

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.load import Gauges
-from extproc.routing.marks import LENGTHS, Marks, packed
-from extproc.routing.told import MAX_WORKERS, WorkerNews
+from extproc.routing.claims.marks import LENGTHS, Marks, packed
+from extproc.routing.load.loads import Gauges
+from extproc.routing.load.reports import MAX_WORKERS, WorkerNews
 from extproc.sharing.messages import (
     KEYS_OF_HOME,
     MAGIC,

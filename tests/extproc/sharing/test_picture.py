@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.endpoint_load import EndpointLoad, LoadSample, Ticket
-from extproc.routing.load import Load, Loads
-from extproc.routing.marks import Marks, packed
-from extproc.routing.pins import Pin, PinnedRank
-from extproc.routing.told import WorkerNews
+from extproc.routing.candidates.pins import Pin, PinnedRank
+from extproc.routing.claims.marks import Marks, packed
+from extproc.routing.load.endpoint_load import EndpointLoad, LoadSample, Ticket
+from extproc.routing.load.loads import Load, Loads
+from extproc.routing.load.reports import WorkerNews
 from extproc.sharing.messages import RouterNews, decoded, encoded, worker_id
 from extproc.sharing.picture import ASK_SECONDS, MAX_ROUTERS
 from kvstate.overlap import Prompt

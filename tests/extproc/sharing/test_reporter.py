@@ -2,8 +2,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
-from extproc.routing.marks import NO_MARKS, Marks, packed
-from extproc.routing.told import MAX_WORKERS
+from extproc.routing.claims.marks import NO_MARKS, Marks, packed
+from extproc.routing.load.reports import MAX_WORKERS
 from extproc.sharing.messages import MAX_CHALLENGES, MAX_CLAIMS, RouterNews, decoded
 from extproc.sharing.reporter import LEAST_UNCACHED_TOKENS, WHOLE_SECONDS
 from tests.extproc.sharing.routers import KEYS, WORKERS, Router

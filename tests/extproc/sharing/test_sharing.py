@@ -20,10 +20,10 @@ import trustme
 
 from extproc.base.errors import StartError
 from extproc.config.sections import SharingSettings as Options
-from extproc.routing.claim_table import ClaimTable, Holdings
-from extproc.routing.endpoint_load import EndpointLoad
-from extproc.routing.homes import Homes
-from extproc.routing.load import Loads
+from extproc.routing.claims.claim_table import ClaimTable, Holdings
+from extproc.routing.claims.homes import Homes
+from extproc.routing.load.endpoint_load import EndpointLoad
+from extproc.routing.load.loads import Loads
 from extproc.sharing.carriers import MAX_UNREAD_BYTES
 from extproc.sharing.messages import RouterNews, decoded, encoded
 from extproc.sharing.reporter import Reporter

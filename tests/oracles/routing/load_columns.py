@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import exp, inf
 
 from extproc.config.schema import Cost
-from extproc.routing.eligibility import Candidate
-from extproc.routing.load import Load, Loads
+from extproc.routing.candidates.eligibility import Candidate
+from extproc.routing.load.loads import Load, Loads
 
 # From this utilization on, the delay of later requests counts in full.
 FULL_WEIGHT_UTILIZATION = 0.25

@@ -2,7 +2,7 @@
 
 from math import exp, inf
 
-from extproc.routing.told import Told
+from extproc.routing.load.reports import Told
 
 
 class PlainPace:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from math import inf
 
-from extproc.routing.claim_table import (
+from extproc.routing.claims.claim_table import (
     Claim,
     Costs,
     Expected,
@@ -14,7 +14,7 @@ from extproc.routing.claim_table import (
     ToldCounts,
     ToldPlaces,
 )
-from extproc.routing.marks import KEY_BYTES, Marked, unpacked
+from extproc.routing.claims.marks import KEY_BYTES, Marked, unpacked
 
 _Claims = tuple[Claim, ...]
 

@@ -19,13 +19,13 @@ from extproc.features.fetching.offers import (
 )
 from extproc.features.fetching.term import FetchTerm, relief, share_of_relief
 from extproc.requests.request import PLAIN_REQUEST
+from extproc.routing.candidates.eligibility import Candidate
+from extproc.routing.cost.fetch import Fetch, Peer
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
-from extproc.routing.eligibility import Candidate
-from extproc.routing.endpoint_load import EndpointLoad
-from extproc.routing.fetch import Fetch, Peer
-from extproc.routing.load import Loads
-from extproc.routing.query import Query, Snapshot
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.load.endpoint_load import EndpointLoad
+from extproc.routing.load.loads import Loads
 from kvstate.overlap import Overlap, Prompt
 
 PREFILL = 8_000.0

@@ -14,11 +14,11 @@ from extproc.features.fetching.offers import NOTHING_PULLABLE, StoredPrefix
 from extproc.features.fetching.pulling import Pulling, with_priced_source
 from extproc.features.fetching.term import fetch_terms
 from extproc.requests.request import NO_HEAD, PLAIN_REQUEST, RoutingRequest
+from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.decision import Decision, PullSource
-from extproc.routing.eligibility import Candidate
 from extproc.routing.explain import explanation
-from extproc.routing.query import Query, Snapshot, Variant
-from extproc.routing.transfers import MAX_MEASURED_SECONDS
+from extproc.routing.inputs.query import Query, Snapshot, Variant
+from extproc.routing.load.transfers import MAX_MEASURED_SECONDS
 from kvstate.overlap import Overlap, Prompt
 from tests.extproc.routing.books import Fleet, books, fleet_of
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from extproc.config.sections import StoreSettings
 from extproc.features.fetching.offers import StoredPrefix
 from extproc.features.fetching.stores import StoreOffers, store_rules
-from extproc.routing.query import Query, Variant
+from extproc.routing.inputs.query import Query, Variant
 from kvstate.overlap import Prompt
 from kvstate.stores import StoredTokens, StoreRules
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from extproc.routing.claim_table import Holdings
-from extproc.routing.marks import KEY_BYTES, Marks, root_key, unpacked
+from extproc.routing.claims.claim_table import Holdings
+from extproc.routing.claims.marks import KEY_BYTES, Marks, root_key, unpacked
 
 # By so many tokens a conversation's worker is preferred beyond what it is expected to hold.
 HOME_TOKENS = 1_024.0

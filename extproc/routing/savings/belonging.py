@@ -12,10 +12,10 @@ import msgspec
 
 from extproc.requests.request import RoutingRequest
 from extproc.requests.tenant_salt import name_apart
-from extproc.routing.homes import HOME_TOKENS, end_of, ends_in
-from extproc.routing.marks import Marks
-from extproc.routing.query import Query, Snapshot
-from extproc.routing.sessions import MAX_SESSION_LETTERS, session_credit
+from extproc.routing.claims.homes import HOME_TOKENS, end_of, ends_in
+from extproc.routing.claims.marks import Marks
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.savings.sessions import MAX_SESSION_LETTERS, session_credit
 
 # Why a request belongs to a worker.
 RESPONSE, CONVERSATION, SESSION = "response", "conversation", "session"

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 
-from extproc.routing.savings import Savings
-from extproc.routing.survey import Survey
-from extproc.routing.term import Charge
+from extproc.routing.cost.survey import Survey
+from extproc.routing.cost.term import Charge
+from extproc.routing.savings.savings import Savings
 
 # A conversation of its own that lives on a worker is as much work to be expected as so many tokens.
 CONVERSATION_TOKENS = 1_024.0

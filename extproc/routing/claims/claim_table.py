@@ -22,8 +22,8 @@ import msgspec
 
 from extproc._core import MarkTable, expected
 from extproc.requests.outline import Outline
-from extproc.routing.conversations import Conversations
-from extproc.routing.marks import (
+from extproc.routing.claims.conversations import Conversations
+from extproc.routing.claims.marks import (
     KEY_BYTES,
     Marked,
     Marks,

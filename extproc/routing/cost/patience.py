@@ -7,10 +7,10 @@ does not mind the queue there up to a limit: what exceeds that, and requests in 
 """
 
 from extproc.config.schema import Cost
-from extproc.routing.load import Load
-from extproc.routing.savings import Savings
-from extproc.routing.survey import Survey
-from extproc.routing.term import Charge
+from extproc.routing.cost.survey import Survey
+from extproc.routing.cost.term import Charge
+from extproc.routing.load.loads import Load
+from extproc.routing.savings.savings import Savings
 
 # Eight conversations of each of four agents, all begun at once, make queues of seven seconds on
 # three workers (tests/extproc/routing/test_many_agents.py).

@@ -6,11 +6,11 @@ import msgspec
 
 from extproc.requests.outline import BYTES_PER_TOKEN
 from extproc.requests.request import RoutingRequest
-from extproc.routing.belonging import Belonging, belonging_of
-from extproc.routing.claim_table import ClaimTable
-from extproc.routing.claims import NO_CLAIMS, Claims, claims_of
-from extproc.routing.marks import Marks
-from extproc.routing.query import Query, Snapshot
+from extproc.routing.claims.claim_table import ClaimTable
+from extproc.routing.claims.marks import Marks
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.savings.belonging import Belonging, belonging_of
+from extproc.routing.savings.claims import NO_CLAIMS, Claims, claims_of
 from kvstate.overlap import Overlap
 
 # The rest of a longer body that is not read is ignored: such bodies mostly carry media, which are

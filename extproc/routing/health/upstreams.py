@@ -10,10 +10,10 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from extproc.routing.endpoint_load import EndpointLoad
-from extproc.routing.evidence import RULES, Evidence, Judge
-from extproc.routing.probe_schedule import ProbeSchedule
-from extproc.routing.statuses import is_workers_failure
+from extproc.routing.health.evidence import RULES, Evidence, Judge
+from extproc.routing.health.probe_schedule import ProbeSchedule
+from extproc.routing.health.statuses import is_workers_failure
+from extproc.routing.load.endpoint_load import EndpointLoad
 
 FAILING = "answers request after request with failures"
 

@@ -1,7 +1,7 @@
 """Terms: the summands of the cost beyond the work that every worker has.
 
 The cost of a worker is the tokens of the prompt that it lacks, those queued there, and the requests
-that it runs (`extproc.routing.survey`), plus what each term charges. A term is asked only if the
+that it runs (`extproc.routing.cost.survey`), plus what each term charges. A term is asked only if the
 request is one that it concerns.
 """
 
@@ -10,9 +10,9 @@ from typing import Protocol
 
 import msgspec
 
-from extproc.routing.fetch import Fetch
-from extproc.routing.savings import Savings
-from extproc.routing.survey import Survey
+from extproc.routing.cost.fetch import Fetch
+from extproc.routing.cost.survey import Survey
+from extproc.routing.savings.savings import Savings
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False):

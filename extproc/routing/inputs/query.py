@@ -9,11 +9,11 @@ from extproc._core import LoadColumns
 from extproc.config.schema import Policy
 from extproc.media.prompts import MediaPrompt
 from extproc.requests.outline import Outline
-from extproc.routing.claim_table import ClaimTable
-from extproc.routing.eligibility import Candidate, Roster
-from extproc.routing.homes import Homes
-from extproc.routing.load import Load
-from extproc.routing.ranks import Ranks
+from extproc.routing.candidates.eligibility import Candidate, Roster
+from extproc.routing.candidates.ranks import Ranks
+from extproc.routing.claims.claim_table import ClaimTable
+from extproc.routing.claims.homes import Homes
+from extproc.routing.load.loads import Load
 from kvstate.overlap import Overlap, Prompt
 
 

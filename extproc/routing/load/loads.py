@@ -18,12 +18,12 @@ from typing import NamedTuple
 import msgspec
 
 from extproc._core import LoadColumns, load_of
-from extproc.routing.eligibility import Candidate
-from extproc.routing.endpoint_load import EndpointLoad, LevelLoad, LoadSample, Ticket
-from extproc.routing.pins import PinnedRank
-from extproc.routing.speed import LEAST_SECONDS, Common
-from extproc.routing.told import GaugesOf, Place, Told, WorkerNews
-from extproc.routing.transfers import FleetTransfers, Transfers
+from extproc.routing.candidates.eligibility import Candidate
+from extproc.routing.candidates.pins import PinnedRank
+from extproc.routing.load.endpoint_load import EndpointLoad, LevelLoad, LoadSample, Ticket
+from extproc.routing.load.reports import GaugesOf, Place, Told, WorkerNews
+from extproc.routing.load.speed import LEAST_SECONDS, Common
+from extproc.routing.load.transfers import FleetTransfers, Transfers
 from kvstate.overlap import Prompt
 
 # The speed at which an endpoint is assumed to compute uncached prompt tokens. Only its order of

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from extproc.config.schema import Cost
-from extproc.routing.claim_table import Expected
+from extproc.routing.claims.claim_table import Expected
 from kvstate.overlap import Overlap, worth_tokens
 
 # In this state a feed is complete: blocks missing in the index are not cached, or on their way.

@@ -9,11 +9,11 @@ import msgspec
 from extproc._core import LoadNumbers
 from extproc.media.prompts import MediaPrompt
 from extproc.proof.lookups import SentRequest
-from extproc.routing.claim_table import Claim
-from extproc.routing.pins import PinnedRank
-from extproc.routing.speed import Speed
-from extproc.routing.told import GaugesOf
-from extproc.routing.transfers import Transfers
+from extproc.routing.candidates.pins import PinnedRank
+from extproc.routing.claims.claim_table import Claim
+from extproc.routing.load.reports import GaugesOf
+from extproc.routing.load.speed import Speed
+from extproc.routing.load.transfers import Transfers
 from kvstate.overlap import Prompt
 
 

@@ -7,7 +7,7 @@ import msgspec
 # Most workers of one message.
 MAX_WORKERS = 256
 
-# What a router tells of its requests: their number and tokens, as `extproc.routing.load.Gauges`.
+# What a router tells of its requests: their number and tokens, as `extproc.routing.load.loads.Gauges`.
 Told = tuple[int, int, int, int, int]
 
 # Where a worker is, and anything else.
@@ -19,7 +19,7 @@ _Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
 
 
 class GaugesOf(Protocol):
-    """`extproc.routing.load.Gauges`, or a message with the same attributes, which need not be
+    """`extproc.routing.load.loads.Gauges`, or a message with the same attributes, which need not be
     copied.
     """
 

@@ -14,20 +14,20 @@ from msgspec.structs import replace
 from extproc.config.schema import Config
 from extproc.requests.request import RoutingRequest
 from extproc.requests.request_class import RequestClass
-from extproc.routing.belonging import RESPONSE
-from extproc.routing.claim_table import Claim, ClaimTable, Holdings, Lifetimes
+from extproc.routing.candidates.eligibility import Candidate, Roster
+from extproc.routing.candidates.pins import RankChoice
+from extproc.routing.candidates.ranks import Ranks
+from extproc.routing.candidates.sampling import sample_size
+from extproc.routing.claims.claim_table import Claim, ClaimTable, Holdings, Lifetimes
+from extproc.routing.claims.homes import Homes
 from extproc.routing.decision import Decision
-from extproc.routing.eligibility import Candidate, Roster
-from extproc.routing.endpoint_load import Ticket
-from extproc.routing.homes import Homes
-from extproc.routing.load import Load, Loads
-from extproc.routing.pins import RankChoice
+from extproc.routing.health.statuses import is_uncomputed
+from extproc.routing.health.upstreams import Upstreams
+from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.load.endpoint_load import Ticket
+from extproc.routing.load.loads import Load, Loads
 from extproc.routing.policy_choice import policy_of
-from extproc.routing.query import Query, Snapshot
-from extproc.routing.ranks import Ranks
-from extproc.routing.sampling import sample_size
-from extproc.routing.statuses import is_uncomputed
-from extproc.routing.upstreams import Upstreams
+from extproc.routing.savings.belonging import RESPONSE
 from kvstate.overlap import Overlap, Prompt
 
 # Why an endpoint that is about to be removed gets no new requests.

@@ -8,11 +8,11 @@ import msgspec
 from extproc._core import LoadColumns
 from extproc.config.schema import Cost, Policy
 from extproc.requests.request_class import RequestClass
-from extproc.routing.eligibility import Candidate
-from extproc.routing.load import Load
-from extproc.routing.query import Snapshot
-from extproc.routing.savings import Savings
-from extproc.routing.spread import Rows, Spread
+from extproc.routing.candidates.eligibility import Candidate
+from extproc.routing.cost.spread import Rows, Spread
+from extproc.routing.inputs.query import Snapshot
+from extproc.routing.load.loads import Load
+from extproc.routing.savings.savings import Savings
 
 
 class Survey(msgspec.Struct, frozen=True, gc=False):

@@ -9,10 +9,10 @@ the queue and claimed at once, are credited once more, by a part: the wait may b
 from collections.abc import Mapping
 from math import inf
 
-from extproc.routing.claims import Claims
-from extproc.routing.savings import Savings
-from extproc.routing.survey import Survey
-from extproc.routing.term import Charge
+from extproc.routing.cost.survey import Survey
+from extproc.routing.cost.term import Charge
+from extproc.routing.savings.claims import Claims
+from extproc.routing.savings.savings import Savings
 
 # How many more requests may come is not known, and a large herd is served sooner if every worker
 # has the prefix. What comes later than this is no sibling, so that the others of a herd are delayed

@@ -1,0 +1,1 @@
+"""Whether an endpoint answers: evidence, ejections, and when to probe."""

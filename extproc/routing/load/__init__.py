@@ -1,0 +1,1 @@
+"""How much work each endpoint has, and how fast it does it."""
