@@ -7,7 +7,6 @@ from collections.abc import (
     AsyncIterator,
     Callable,
     Collection,
-    Generator,
     Iterable,
     Iterator,
     Mapping,
@@ -42,7 +41,7 @@ from kvstate.relay.relayed import RelayedFeed, RelayedRank
 from kvstate.relay.taps import Tap, Taps
 from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
 from kvstate.rows.format import SavedFeed, SavedOwner, SavedRank, SavedRows, SavedStoreRows
-from kvstate.steps import Result, Steps
+from kvstate.steps import Steps
 from kvstate.stores import SharedBlocks, StoreRules, Stores
 
 log = logging.getLogger("kvsteer.feed")
@@ -100,7 +99,7 @@ class FeedStatus:
 
 
 # Puts into a rank what is known of it, in steps; returns where its feed was, None if nothing is.
-Restoring = Callable[[], Generator[None, None, SavedFeed | None]]
+Restoring = Callable[[], Steps[SavedFeed | None]]
 
 # Connects to a worker; returns one transport for each rank.
 OpenTransports = Callable[[], Sequence[FeedTransport]]
@@ -370,7 +369,7 @@ class FollowedWorkers:
             if not isinstance(each, _Followed) or not each.subscriber.has_begun.is_set():
                 return False
 
-            def steps(each: _Followed = each, number: int = number) -> Generator[None, None, None]:
+            def steps(each: _Followed = each, number: int = number) -> Steps[None]:
                 owner, tap, holding = each.owner, each.tap, Holding([], [])
                 saved = yield from copying(owner, holding)
                 if tap is not None and self._followed.get(worker) is followed:
@@ -395,15 +394,13 @@ class FollowedWorkers:
             if (shared.store, shared.model) in known and shared.store not in self._pools:
                 continue
 
-            def steps(shared: SharedBlocks = shared) -> Generator[None, None, None]:
+            def steps(shared: SharedBlocks = shared) -> Steps[None]:
                 holding = Holding([], [])
                 saved = yield from copying(shared.owner, holding)
                 yield from take(StoreBeginning(shared.store, shared.model, saved), holding)
 
             async with self._unchanged:
-                for _ in self.stores.gate.copying(steps()):
-                    if self._shared.turns.is_over():
-                        await self._shared.turns.next()
+                await self._shared.turns.run(self.stores.gate.copying(steps()))
 
     async def saved(self, identity: Callable[[str], str]) -> AsyncIterator[SavedRows]:
         """Yields what is to be saved of every rank that can be proven later, one after the other.
@@ -423,7 +420,7 @@ class FollowedWorkers:
         rows: list[bytes] = []
         made: list[SavedOwner] = []
 
-        def steps() -> Generator[None, None, None]:
+        def steps() -> Steps[None]:
             made.append((yield from owner.saving(rows)))
 
         if isinstance(followed, _Followed):
@@ -444,13 +441,13 @@ class FollowedWorkers:
             return
         for steps in self.stores.saving(self._clock()):
             async with self._unchanged:
-                yield await self._paused(steps)
+                yield await self._shared.turns.run(steps)
 
     async def restore_stores(self, saved: Iterable[SavedStoreRows]) -> None:
         """Takes what was saved of stores, before any worker is followed."""
         for one in saved:
             name, why = one.store.store, self.stores.why_refused(one.store, self._clock())
-            if not why and not await self._paused(self.stores.restoring(one)):
+            if not why and not await self._shared.turns.run(self.stores.restoring(one)):
                 why = "it is damaged"
             if why:
                 log.warning("state: what was saved of store %s is not used: %s", name, why)
@@ -458,15 +455,7 @@ class FollowedWorkers:
     async def forget_lost_stores(self) -> None:
         """Forgets the stores that cannot be proven any more."""
         async with self._unchanged:
-            await self._paused(self.stores.forgetting())
-
-    async def _paused(self, steps: Generator[None, None, Result]) -> Result:
-        """Does steps with pauses, so that nothing waits for them; returns their result."""
-        done = Steps(steps)
-        for _ in done:
-            if self._shared.turns.is_over():
-                await self._shared.turns.next()
-        return done.result
+            await self._shared.turns.run(self.stores.forgetting())
 
     def restoration(self, worker: str) -> Restoration:
         """Returns whether what was restored of a worker is proven; of its ranks, the worst."""
@@ -747,13 +736,13 @@ def _continued(
     return functools.partial(_continuing, followed.owner, at)
 
 
-def _restoring(owner: Owner, saved: SavedRows) -> Generator[None, None, SavedFeed | None]:
+def _restoring(owner: Owner, saved: SavedRows) -> Steps[SavedFeed | None]:
     """Puts what was saved into a rank, in steps; returns where its feed was, None if it failed."""
     is_whole = yield from owner.restoring(saved.rank.owner, saved.rows)
     return saved.rank.feed if is_whole else None
 
 
-def _continuing(owner: Owner, at: SavedFeed | None) -> Generator[None, None, SavedFeed | None]:
+def _continuing(owner: Owner, at: SavedFeed | None) -> Steps[SavedFeed | None]:
     """Begins with what a rank holds, in steps; if that cannot be proven, forgets it."""
     if at is None:
         yield from owner.forgetting()

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from kvstate.overlap import Prompt, Tokens
 from kvstate.relay.holdings import Holding
-from kvstate.relay.passing import Steps, StorePlace, TakeStore
+from kvstate.relay.passing import StorePlace, TakeStore
 from kvstate.relay.records import StoreBeginning
+from kvstate.steps import Steps
 from kvstate.stores import StoreRules
 from tests.kvstate.publishing import block, chain
 from tests.kvstate.relay.relaying import Process, Publisher
@@ -211,7 +212,7 @@ class Counted:
     async def _counted(
         self, workers: Collection[str], known: Collection[StorePlace], take: TakeStore
     ) -> None:
-        def counted(beginning: StoreBeginning, holding: Holding) -> Steps:
+        def counted(beginning: StoreBeginning, holding: Holding) -> Steps[None]:
             self.sent += 1
             yield from take(beginning, holding)
 
