@@ -100,6 +100,10 @@ class Stores:
         self._pooled.add(store)
         return Pool(self._index.core, lambda: self._lenders(store), self.gate)
 
+    def is_pooled(self, store: str) -> bool:
+        """Returns whether a store publishes events of its own."""
+        return store in self._pooled
+
     def owner(self, store: str, model: str) -> Owner | None:
         """Returns the owner of a store's blocks of a model, None if there is no such store."""
         is_known = any(rules.name == store for rules in self._rules)

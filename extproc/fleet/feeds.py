@@ -23,7 +23,8 @@ from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_news import UNSEQUENCED
 from kvstate.feeds.feed_sources import FeedSource, ranks_of
 from kvstate.feeds.transport import FeedTransport
-from kvstate.fleet import FeedStatus, FollowedWorkers, ReportedLoad
+from kvstate.fleet import FollowedWorkers
+from kvstate.following.worker_feeds import FeedStatus, ReportedLoad
 
 log = logging.getLogger("kvsteer.workers")
 
@@ -98,7 +99,7 @@ class Feeds:
     def faults(self) -> Iterator[Fault]:
         """Yields a fault for each worker whose feed's messages have no sequence numbers."""
         for worker in self._table:
-            if self._fleet.is_unsequenced(worker.name):
+            if self._fleet.feeds.is_unsequenced(worker.name):
                 yield Fault("feed-unsequenced", f"worker {worker.name}", f"its feed: {UNSEQUENCED}")
 
     def reason(self, worker: Worker) -> str:
@@ -112,7 +113,9 @@ class Feeds:
         if self._plan_of(worker) is None:
             return "no events are configured for it"
         return (
-            "" if self._fleet.ranks(worker.name) else "it has not been asked yet where it publishes"
+            ""
+            if self._fleet.feeds.ranks(worker.name)
+            else "it has not been asked yet where it publishes"
         )
 
     def _target(self, worker: Worker) -> FeedPlan | None:
@@ -186,7 +189,7 @@ class Feeds:
         except Exception as error:  # a bad answer must not end the asking
             log.exception("worker %s: events: auto: its feed cannot be followed", name)
             worker.following.reason = f"its feed cannot be followed: {type(error).__name__}"
-        is_well = self._fleet.state(name) in (FeedState.LIVE, FeedState.DEGRADED)
+        is_well = self._fleet.feeds.state(name) in (FeedState.LIVE, FeedState.DEGRADED)
         times = self._times
         return times.feed_seldom_seconds if is_well else times.feed_soon_seconds
 

@@ -74,9 +74,14 @@ class Questions:
         )
         self.regular: list[_RegularQuestion] = [reports] if policy.scrape_interval_ms else []
         computed = Computed(
-            table, loads, fleet.overlaps, fleet.batches, candidates.block_size, monotonic
+            table,
+            loads,
+            fleet.blocks.overlaps,
+            fleet.feeds.batches,
+            candidates.block_size,
+            monotonic,
         )
-        self.pulls = PullArrivals(fleet.overlaps, self._delay_seconds, monotonic)
+        self.pulls = PullArrivals(fleet.blocks.overlaps, self._delay_seconds, monotonic)
         self._looks = [reports.look]
         if policy.probe_interval_ms is None:
             doubts = Doubts(table, self.polling, self._sign_of_life, monotonic, sleeping.ask)
@@ -140,10 +145,10 @@ class Questions:
 
     def _feed_loads(self, name: str) -> list[tuple[EngineLoad, float]]:
         """Returns the last load that each of a worker's feeds reported, with its age in seconds."""
-        reported = self._fleet.loads(name)
+        reported = self._fleet.feeds.loads(name)
         return [(one.load, one.age_seconds) for one in reported if one is not None]
 
     def _sign_of_life(self, name: str) -> tuple[bool, int]:
         """Returns whether a worker's feed has no connection, and its number of batches so far."""
-        is_cut = self._fleet.state(name) in (FeedState.STALE, FeedState.CONNECTING)
-        return is_cut, self._fleet.batches(name)
+        is_cut = self._fleet.feeds.state(name) in (FeedState.STALE, FeedState.CONNECTING)
+        return is_cut, self._fleet.feeds.batches(name)

@@ -55,14 +55,15 @@ class RankPins:
         self._is_on = configured is not None
         self._header = None if configured == AUTO else rank_name(configured)
         self._table = table
-        self._fleet = fleet
+        self._blocks = fleet.blocks
+        self._feeds = fleet.feeds
         self.look = Look(self._look, "the ranks of requests under way could not be looked up")
         self.note_change()
 
     def note_change(self) -> None:
         """Notes that feeds or engines changed: whether any request may name a rank now."""
-        self._fleet.names_ranks = self._is_on and any(
-            self._fleet.ranks(one.name) > 1 and (self._header or one.engine) for one in self._table
+        self._blocks.names_ranks = self._is_on and any(
+            self._feeds.ranks(one.name) > 1 and (self._header or one.engine) for one in self._table
         )
 
     def choice(self, name: str, path: str, *, writes_body: bool) -> RankChoice:
@@ -103,7 +104,7 @@ class RankPins:
 
     def _is_obeyed(self, one: _Watched) -> bool | None:
         """Returns whether the named rank stored a prompt; None while none has."""
-        best = self._fleet.overlaps(one.prompt).get(one.worker)
+        best = self._blocks.overlaps(one.prompt).get(one.worker)
         tokens = 0 if best is None else usable_tokens(one.prompt.tokens, best.block_size)
         if best is None or best.certain_tokens + best.uncertain_tokens < tokens:
             return None
@@ -111,7 +112,7 @@ class RankPins:
         if named is None or best.rank == named.rank:
             return True
         # another request with the same prompt may have been computed by another rank
-        held = self._fleet.overlap_of_rank(one.worker, named.rank, one.prompt)
+        held = self._blocks.overlap_of_rank(one.worker, named.rank, one.prompt)
         return held is not None and held.rank_order[:2] >= best.rank_order[:2]
 
     def _note(self, worker: Worker, booking: Booking, *, is_obeyed: bool) -> None:

@@ -44,7 +44,8 @@ class Reuse:
         records: Mapping[str, Worker],
         is_hybrid: Callable[[Worker], bool],
     ) -> None:
-        self._fleet = fleet
+        self._blocks = fleet.blocks
+        self._feeds = fleet.feeds
         self._records = records
         self._is_hybrid = is_hybrid
 
@@ -53,7 +54,7 @@ class Reuse:
         by_release = rules_by_release(worker.engine)
         is_void = worker.void_at is not None
         is_certain = not (worker.reuse.doubt or self._is_silent(worker) or is_void)
-        self._fleet.note_rules(
+        self._blocks.note_rules(
             worker.name,
             by_release._replace(draft_drop=worker.reuse.draft_drop, is_certain=is_certain),
         )
@@ -105,8 +106,8 @@ class Reuse:
 
     def as_json(self, worker: Worker) -> dict[str, Any]:
         """Returns the entry of GET /workers."""
-        groups = self._fleet.other_groups(worker.name)
-        block_size = self._fleet.block_size(worker.name) or 1
+        groups = self._blocks.other_groups(worker.name)
+        block_size = self._blocks.block_size(worker.name) or 1
         findings = worker.reuse.as_json()
         unknown = "" if groups.are_known else "what its attention groups need is not known"
         silent = SILENT if self._is_silent(worker) else ""
@@ -118,11 +119,11 @@ class Reuse:
         }
 
     def _has_groups(self, worker: Worker) -> bool:
-        return self._fleet.other_groups(worker.name).are_there or self._is_silent(worker)
+        return self._blocks.other_groups(worker.name).are_there or self._is_silent(worker)
 
     def _are_groups_known(self, worker: Worker) -> bool:
         """Whether its feed shows what its groups hold, if it has several."""
-        return self._fleet.other_groups(worker.name).are_known and not self._is_silent(worker)
+        return self._blocks.other_groups(worker.name).are_known and not self._is_silent(worker)
 
     def _is_silent(self, worker: Worker) -> bool:
         """Whether its engine does not announce what windows and states hold."""
@@ -131,20 +132,20 @@ class Reuse:
 
     def _unit(self, worker: Worker, block_size: int) -> int:
         """Returns the tokens to which the engine aligns what it reuses."""
-        needs = self._fleet.other_groups(worker.name).needs
+        needs = self._blocks.other_groups(worker.name).needs
         return math.lcm(block_size, *(size for size, _ in needs))
 
     def _is_comparable(self, outcome: Outcome) -> bool:
         name, counted = outcome.worker, outcome.counted_tokens
         is_counted = counted in (None, outcome.prompt_tokens)
-        is_live = self._fleet.state(name) is FeedState.LIVE and self._fleet.ranks(name) == 1
+        is_live = self._feeds.state(name) is FeedState.LIVE and self._feeds.ranks(name) == 1
         return outcome.error_tokens is not None and is_counted and is_live
 
     def _is_evicted(self, outcome: Outcome, before: Overlap) -> bool:
         """Whether by its feed the worker can reuse less of the prompt now."""
         if outcome.prompt is None:
             return True
-        now = self._fleet.overlaps(outcome.prompt).get(outcome.worker)
+        now = self._blocks.overlaps(outcome.prompt).get(outcome.worker)
         return now is None or _reusable(now) < _reusable(before)
 
     def _tell(self, worker: Worker) -> None:

@@ -74,7 +74,7 @@ class States:
     def _status(self, worker: Worker) -> dict[str, Any]:
         name, endpoint = worker.name, worker.endpoint
         candidates = self._candidates
-        tiers, share = self._fleet.blocks_by_tier(name), worker.store_share
+        tiers, share = self._fleet.blocks.by_tier(name), worker.store_share
         adapters = adapters_of(worker, is_listed=True)
         disbelieved, why = self._proofs.disbelief(name)
         return {
@@ -85,7 +85,7 @@ class States:
             "state": disbelieved or candidates.state(name),
             "reason": self._reason(worker),
             "block_size": candidates.block_size(name),
-            "feeds": [feed_as_json(status, why) for status in self._fleet.feeds(name)],
+            "feeds": [feed_as_json(status, why) for status in self._fleet.feeds.statuses(name)],
             "blocks_by_tier": {
                 tier.name.lower(): count for tier, count in zip(Tier, tiers, strict=True)
             },
@@ -136,17 +136,17 @@ class States:
     def fills(self) -> Iterator[tuple[str, int, int]]:
         """Yields the name, requests in flight and blocks of one worker after the other."""
         for worker in list(self._table):
-            blocks = sum(self._fleet.blocks_by_tier(worker.name))
+            blocks = sum(self._fleet.blocks.by_tier(worker.name))
             yield worker.name, self._loads.in_flight(worker.endpoint), blocks
 
     def replays_done(self) -> bool:
         """Returns whether no feed is connecting or replaying."""
-        states = {self._fleet.state(name) for name in self.records}
+        states = {self._fleet.feeds.state(name) for name in self.records}
         return states.isdisjoint((FeedState.CONNECTING, FeedState.REPLAYING))
 
     def index_bytes(self) -> int:
         """Returns the memory of the block index."""
-        return self._fleet.index_bytes()
+        return self._fleet.index.memory()
 
     def tokens_per_second(self, name: str) -> float:
         """Returns how many prompt tokens a worker computes in a second; 0 if it is unknown."""
@@ -168,8 +168,8 @@ class States:
             SILENT if self._proofs.silence(name) else self._candidates.state(name),
             tokens_differ=self._proofs.differs(name),
             block_size=self._candidates.block_size(name),
-            ranks=self._fleet.ranks(name),
-            overlaps={} if prompt is None else self._fleet.overlaps(prompt),
+            ranks=self._fleet.feeds.ranks(name),
+            overlaps={} if prompt is None else self._fleet.blocks.overlaps(prompt),
             reuse_cause=self._reuse.cause(outcome),
             uncertain_because=self._uncertain_because(outcome),
         )
@@ -179,7 +179,7 @@ class States:
         if not self._proofs.is_certain(outcome.worker, outcome.forms):
             return FORM
         of_engine = self._reuse.uncertain_because(outcome.worker)
-        is_any_rank = self._fleet.ranks(outcome.worker) > 1 and not outcome.names_rank
+        is_any_rank = self._fleet.feeds.ranks(outcome.worker) > 1 and not outcome.names_rank
         return of_engine or (RANK if is_any_rank else BLOCKS)
 
     def note_usage(self, outcome: Outcome, known: Callable[[], Circumstances]) -> None:

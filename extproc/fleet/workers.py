@@ -100,7 +100,7 @@ class Workers:
         }
         self.reuse = Reuse(fleet, self.records, lambda worker: model_of(worker) in hybrids)
         note_followed = self.reuse.note_followed
-        self.sleeping = Sleeping(table, fleet.batches, note_followed, monotonic)
+        self.sleeping = Sleeping(table, fleet.feeds.batches, note_followed, monotonic)
         self.lanes = Lanes(table, config.disaggregation, model_of)
         self.verifying = Verifying(
             table,
@@ -167,7 +167,7 @@ class Workers:
     @property
     def fold(self) -> MediaFold:
         """What brings media into the ids of tokens, for prompts that are looked up."""
-        return self._fleet.fold
+        return self._fleet.index.fold
 
     def store_blocks(self) -> Iterable[tuple[str, int]]:
         """Returns the name of each store that workers share, and how many blocks it has."""
@@ -175,11 +175,11 @@ class Workers:
 
     def store_events(self) -> Iterable[tuple[str, Mapping[str, int]]]:
         """Returns the name of each store that publishes events, and how many came, by kind."""
-        return self._fleet.store_events()
+        return self._fleet.pools.events()
 
     def listen(self, listener: StoreListener) -> None:
         """Has the stores of all workers told to a listener."""
-        self._fleet.listen(listener)
+        self._fleet.index.listen(listener)
 
     async def start(self) -> None:
         """Resolves names once, then keeps them resolved; asks the workers; follows their feeds."""

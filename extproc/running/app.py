@@ -304,7 +304,7 @@ def _store_parts(made: Running) -> Iterator[Part]:
         for one in stores:
             if one.zmq is not None:
                 (transport,) = open_feed((ZmqSource(one.zmq, None, ""),))
-                made.fleet.follow_store(one.name, transport)
+                made.fleet.pools.follow(one.name, transport)
 
     yield Part("stores", follow)
 
@@ -418,7 +418,7 @@ def _rows(made: Running, secret: int | None) -> RowsExchange | None:
     async def sections() -> AsyncIterator[bytes]:
         writer = StateWriter()
         yield writer.begin(msgspec.structs.replace(header, written_at=time.time()))
-        async for saved in made.fleet.saved(made.restored.identity_of):
+        async for saved in made.fleet.rows.saved_ranks(made.restored.identity_of):
             for section in await asyncio.to_thread(list, writer.held(saved)):
                 yield section
         yield writer.end()
@@ -691,7 +691,7 @@ def _watch_whether_asked(made: Running, connections: Callable[[], int]) -> None:
     unasked = Unasked(
         made.metrics.decided,
         connections,
-        lambda: sum([fleet.batches(name) for name in workers.records]),
+        lambda: sum([fleet.feeds.batches(name) for name in workers.records]),
         time.monotonic,
     )
     made.faults.add(unasked.faults)

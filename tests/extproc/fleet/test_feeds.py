@@ -91,13 +91,13 @@ async def test_messages_without_sequence_numbers_are_a_fault_of_the_worker() -> 
     transport.put(Connected())
     for _ in range(UNSEQUENCED_MESSAGES):
         transport.put(Malformed())
-    await until(lambda: fleet.is_unsequenced("127.0.0.1:1"))
+    await until(lambda: fleet.feeds.is_unsequenced("127.0.0.1:1"))
     (fault,) = one.faults()
     assert str(fault).startswith(f"worker 127.0.0.1:1: its feed: {UNSEQUENCED}; have")
     (status,) = one.states.statuses()
     assert status["feeds"][0]["reason"] == UNSEQUENCED
     transport.put(Batch(0, payload(0, block(1))))
-    await until(lambda: not fleet.is_unsequenced("127.0.0.1:1"))
+    await until(lambda: not fleet.feeds.is_unsequenced("127.0.0.1:1"))
     assert not list(one.faults())
     await one.close()
 
@@ -142,7 +142,7 @@ def reason(made: Workers, endpoint: str) -> str:
 
 async def test_feed_opens_where_its_worker_announces_it() -> None:
     async with worker(kv_event_sources=VLLM) as endpoint, feeds(endpoint) as (made, fleet, opened):
-        await until(lambda: fleet.state(endpoint) is FeedState.LIVE)
+        await until(lambda: fleet.feeds.state(endpoint) is FeedState.LIVE)
         assert opened == [(ZmqSource("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558", "kv"),)]
         assert reason(made, endpoint) == ""
 
@@ -153,7 +153,7 @@ async def test_feed_follows_a_worker_that_moves_it() -> None:
         worker(kv_event_sources=answer) as endpoint,
         feeds(endpoint, times=OFTEN) as (_, fleet, opened),
     ):
-        await until(lambda: fleet.state(endpoint) is FeedState.LIVE)
+        await until(lambda: fleet.feeds.state(endpoint) is FeedState.LIVE)
         answer["0"]["endpoint"] = "tcp://*:7000"
         await until(lambda: len(opened) == 2)
         assert opened[1] == (ZmqSource("tcp://127.0.0.1:7000", "tcp://127.0.0.1:5558", "kv"),)
@@ -183,14 +183,14 @@ async def test_feed_that_fails_to_open_is_asked_for_again(caplog: pytest.LogCapt
         worker(kv_event_sources=VLLM) as endpoint,
         feeds(endpoint, times=SOON) as (made, fleet, opened),
     ):
-        await until(lambda: fleet.state(endpoint) is FeedState.LIVE)
+        await until(lambda: fleet.feeds.state(endpoint) is FeedState.LIVE)
         await made.enable_events(enabled=False)
         opened.is_refused = True
         await made.enable_events(enabled=True)
         told = f"worker {endpoint}: events: auto: its feed cannot be followed"
         await until(lambda: told in caplog.messages)
         opened.is_refused = False
-        await until(lambda: fleet.state(endpoint) is FeedState.LIVE)
+        await until(lambda: fleet.feeds.state(endpoint) is FeedState.LIVE)
 
 
 async def test_feed_that_moves_back_from_an_unreachable_place_is_followed() -> None:
@@ -199,13 +199,13 @@ async def test_feed_that_moves_back_from_an_unreachable_place_is_followed() -> N
         worker(kv_event_sources=answer) as endpoint,
         feeds(endpoint, times=OFTEN) as (made, fleet, opened),
     ):
-        await until(lambda: fleet.state(endpoint) is FeedState.LIVE)
+        await until(lambda: fleet.feeds.state(endpoint) is FeedState.LIVE)
         opened.is_refused = True
         answer["0"]["endpoint"] = "tcp://*:7000"
         await until(lambda: reason(made, endpoint) == "its feed cannot be followed: OSError")
         opened.is_refused = False
         answer["0"]["endpoint"] = VLLM["0"]["endpoint"]
-        await until(lambda: fleet.state(endpoint) is FeedState.LIVE)
+        await until(lambda: fleet.feeds.state(endpoint) is FeedState.LIVE)
         assert reason(made, endpoint) == ""
 
 
@@ -223,7 +223,7 @@ async def test_feed_host_must_be_of_the_worker_or_listed(answer: dict[str, Any],
             await until(lambda: reason(made, endpoint) == why)
             assert opened == []
         async with feeds(endpoint, events=f"{{auto_hosts: [{host}]}}") as (_, fleet, opened):
-            await until(lambda: fleet.state(endpoint) is FeedState.LIVE)
+            await until(lambda: fleet.feeds.state(endpoint) is FeedState.LIVE)
 
 
 async def test_feed_host_matches_by_name_or_address() -> None:
@@ -231,7 +231,7 @@ async def test_feed_host_matches_by_name_or_address() -> None:
     async with worker(kv_event_sources=answer) as endpoint:
         named = endpoint.replace("127.0.0.1", "localhost")
         async with feeds(named) as (_, fleet, _):
-            await until(lambda: fleet.state(named) is FeedState.LIVE)
+            await until(lambda: fleet.feeds.state(named) is FeedState.LIVE)
 
 
 async def test_feed_of_another_worker_is_not_credited_to_its_announcer() -> None:
@@ -241,12 +241,12 @@ async def test_feed_of_another_worker_is_not_credited_to_its_announcer() -> None
         worker(kv_event_sources=claimed) as other,
         feeds(one, other, times=SOON) as (made, fleet, opened),
     ):
-        await until(lambda: fleet.state(one) is FeedState.LIVE)
+        await until(lambda: fleet.feeds.state(one) is FeedState.LIVE)
         claimed["0"] = {"endpoint": "tcp://127.0.0.1:5557", "topic": "kv"}
         await until(lambda: reason(made, other) == f"its feed is that of worker {one}")
-        assert (len(opened), fleet.ranks(other)) == (1, 0)
+        assert (len(opened), fleet.feeds.ranks(other)) == (1, 0)
         claimed["0"] = {"endpoint": "tcp://127.0.0.1:6557", "topic": "kv"}
-        await until(lambda: fleet.state(other) is FeedState.LIVE)
+        await until(lambda: fleet.feeds.state(other) is FeedState.LIVE)
 
 
 async def test_ranks_beyond_64_are_refused_unless_more_are_configured() -> None:
@@ -257,7 +257,7 @@ async def test_ranks_beyond_64_are_refused_unless_more_are_configured() -> None:
             await until(lambda: reason(made, endpoint) == why)
             assert opened == []
         async with feeds(endpoint, events="{auto_ranks: 65}") as (_, fleet, _):
-            await until(lambda: fleet.state(endpoint) is FeedState.LIVE)
+            await until(lambda: fleet.feeds.state(endpoint) is FeedState.LIVE)
 
 
 async def test_worker_is_asked_until_it_has_a_feed(caplog: pytest.LogCaptureFixture) -> None:
@@ -269,7 +269,7 @@ async def test_worker_is_asked_until_it_has_a_feed(caplog: pytest.LogCaptureFixt
         await until(lambda: reason(made, endpoint).startswith("/kv_event_sources: names no feed"))
         assert "events: auto: /kv_event_sources: names no feed" in caplog.text
         answer.update(VLLM)
-        await until(lambda: fleet.state(endpoint) is FeedState.LIVE)
+        await until(lambda: fleet.feeds.state(endpoint) is FeedState.LIVE)
         assert reason(made, endpoint) == ""
 
 
@@ -280,11 +280,11 @@ async def test_feed_is_kept_while_its_worker_does_not_answer() -> None:
         worker(asked, kv_event_sources=answer) as endpoint,
         feeds(endpoint, times=OFTEN) as (made, fleet, _),
     ):
-        await until(lambda: fleet.state(endpoint) is FeedState.LIVE)
+        await until(lambda: fleet.feeds.state(endpoint) is FeedState.LIVE)
         answer.clear()
         before = asked.count("/kv_event_sources")
         await until(lambda: asked.count("/kv_event_sources") >= before + 4)
-        assert (fleet.state(endpoint), reason(made, endpoint)) == (FeedState.LIVE, "")
+        assert (fleet.feeds.state(endpoint), reason(made, endpoint)) == (FeedState.LIVE, "")
 
 
 async def test_disabled_events_stop_all_questions() -> None:
@@ -292,9 +292,9 @@ async def test_disabled_events_stop_all_questions() -> None:
         worker(kv_event_sources=VLLM) as endpoint,
         feeds(endpoint, times=OFTEN) as (made, fleet, opened),
     ):
-        await until(lambda: fleet.state(endpoint) is FeedState.LIVE)
+        await until(lambda: fleet.feeds.state(endpoint) is FeedState.LIVE)
         await made.enable_events(enabled=False)
-        assert fleet.state(endpoint) is FeedState.UNSUPPORTED
+        assert fleet.feeds.state(endpoint) is FeedState.UNSUPPORTED
         assert reason(made, endpoint) == "events are switched off"
         await made.enable_events(enabled=True)
         await until(lambda: len(opened) == 2)

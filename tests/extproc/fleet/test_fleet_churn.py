@@ -224,7 +224,9 @@ class System:
             self.router.note_answer(booking, 503, "")
             self.router.release(booking)
         self.running.clear()
-        await until(lambda: not (self.fleet._followed or self.fleet._releasing))
+        await until(
+            lambda: not (self.fleet._ranks.workers() or self.fleet.subscriptions._releasing)
+        )
         assert self.workers.candidates.overlaps(Prompt("a", IDS)) == {}
         self.observed.sample(time.time(), {})
 

@@ -10,6 +10,9 @@ from extproc.fleet.record import Table
 from extproc.routing.load import Booking, EndpointLoad
 from extproc.routing.pins import NO_CHOICE, Pin, PinnedRank
 from kvstate.fleet import FollowedWorkers
+from kvstate.following.rank_table import RankTable
+from kvstate.following.worker_blocks import WorkerBlocks
+from kvstate.index import Index
 from kvstate.overlap import Overlap, Prompt
 from tests.memory_transport import MemoryTransport
 
@@ -38,11 +41,11 @@ def test_choice_of_a_field_needs_a_body_that_may_be_changed() -> None:
     assert pins.choice("unknown", "/generate", writes_body=True) == NO_CHOICE
 
 
-class Ranks(FollowedWorkers):
-    """A fleet whose index a test fills: what each rank holds of the only prompt, in blocks."""
+class Blocks(WorkerBlocks):
+    """What each rank holds of the only prompt, in blocks, as a test says."""
 
     def __init__(self) -> None:
-        super().__init__(0, zero)
+        super().__init__(Index(0), RankTable())
         self.held: dict[int, int] = {}
 
     def overlaps(self, _: Prompt) -> dict[str, Overlap]:
@@ -51,6 +54,14 @@ class Ranks(FollowedWorkers):
 
     def overlap_of_rank(self, _: str, rank: int, __: Prompt) -> Overlap | None:
         return Overlap(16, (self.held[rank], 0, 0, 0), rank=rank) if rank in self.held else None
+
+
+class Ranks(FollowedWorkers):
+    """A fleet with such blocks."""
+
+    def __init__(self) -> None:
+        super().__init__(0, zero)
+        self.blocks: Blocks = Blocks()
 
 
 @pytest.mark.parametrize(
@@ -71,7 +82,7 @@ def test_watched_request_shows_which_rank_computed_it(
     workers, fleet = table(), Ranks()
     pins = RankPins(Config(), workers, fleet, zero)
     pins.watch(NAME, booked(rank), PROMPT)
-    fleet.held = held
+    fleet.blocks.held = held
     pins.look.run()
     (record,) = workers
     found = record.pin_findings
@@ -88,7 +99,7 @@ def test_watch_ends_when_another_worker_answers_or_time_is_up() -> None:
     moved.endpoint = "10.0.0.2:80"
     pins.look.run()
     now[0] = WATCH_SECONDS + 1.0
-    fleet.held = {0: 2}
+    fleet.blocks.held = {0: 2}
     pins.look.run()
     (record,) = workers
     assert pins.as_json(record) == []
@@ -97,7 +108,7 @@ def test_watch_ends_when_another_worker_answers_or_time_is_up() -> None:
 def test_worker_that_ignores_pins_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     workers, fleet = table(), Ranks()
     pins = RankPins(Config(), workers, fleet, zero)
-    fleet.held = {0: 2}
+    fleet.blocks.held = {0: 2}
     for _ in range(4):
         pins.watch(NAME, booked(1), PROMPT)
     pins.look.run()
@@ -116,8 +127,8 @@ async def test_ranks_are_named_where_the_engine_is_known_or_a_header_configured(
 ) -> None:
     fleet = FollowedWorkers(0, zero)
     pins = RankPins(Config(policy=Policy(rank_header=header)), table(engine), fleet, zero)
-    assert not fleet.names_ranks
+    assert not fleet.blocks.names_ranks
     fleet.add(NAME, "m", [MemoryTransport(), MemoryTransport()])
     pins.note_change()
-    assert fleet.names_ranks == names
+    assert fleet.blocks.names_ranks == names
     await fleet.close()

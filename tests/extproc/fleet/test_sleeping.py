@@ -106,6 +106,6 @@ async def test_credit_of_a_void_cache_is_uncertain() -> None:
     await until_live(one)
     (worker,) = one.records.values()
     one.sleeping.note(worker, metrics("discard_all").encode())
-    assert not one._fleet._rules[worker.name].is_certain
+    assert not one._fleet.blocks._rules[worker.name].is_certain
     assert one.states.down("127.0.0.1:1") == "its engine sleeps at level 2"
     await one.close()

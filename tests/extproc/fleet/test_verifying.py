@@ -42,6 +42,7 @@ from extproc.serving.router import Router
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.feeds.feed import FeedState
 from kvstate.fleet import FollowedWorkers
+from kvstate.following.worker_feeds import WorkerFeeds
 from simulator.server import running as simulated
 from simulator.settings import TINY_MODEL, Settings
 from tests.extproc.template_shapes import QWEN_TOOLS
@@ -69,13 +70,21 @@ SOON = AskingTimes(
 )
 
 
-class ShownWorkers(FollowedWorkers):
-    """Workers without feeds, which may be shown as if they had some."""
+class ShownFeeds(WorkerFeeds):
+    """No feeds, which may be shown as if there were some."""
 
     is_live = False
 
     def state(self, worker: str) -> FeedState:
         return FeedState.LIVE if self.is_live else super().state(worker)
+
+
+class ShownWorkers(FollowedWorkers):
+    """Workers with such feeds."""
+
+    def __init__(self) -> None:
+        super().__init__(1, lambda: 0.0)
+        self.feeds: ShownFeeds = ShownFeeds(self._ranks, lambda: 0.0)
 
 
 class Before:
@@ -96,7 +105,7 @@ class Before:
         tokenizer = kind.load(config.models[0])
         assert tokenizer is not None
         tokenizers = {"tiny": tokenizer}
-        self.fleet = ShownWorkers(1, lambda: 0.0)
+        self.fleet = ShownWorkers()
         self.workers = Workers(config, self.fleet, lambda _: [], tokenizers=tokenizers, times=times)
         self.router = Router(
             config, self.workers, tokenizers, Metrics(self.workers.states), Random(0)
@@ -228,7 +237,7 @@ async def test_difference_in_one_form_of_request_affects_only_that_form(
         ]
         proofs = before.workers.proofs
         (name,) = before.workers.records
-        before.fleet.is_live = True
+        before.fleet.feeds.is_live = True
         assert proofs.trust_for(CONVERSATION).state(name) == "live"
         assert proofs.trust_for(CONVERSATION | TOOLS).state(name) == "differs"
 

@@ -18,7 +18,7 @@ from extproc.fleet.worker_faults import (
     discovery_faults,
 )
 from kvstate.feeds.feed import FeedState
-from kvstate.fleet import FeedStatus
+from kvstate.following.worker_feeds import FeedStatus
 from tests.faults import found
 
 NAME = "10.0.0.1:8000"

@@ -122,11 +122,11 @@ async def test_swapped_feeds_are_found_by_what_the_engines_report() -> None:
             decision, booking = await router.route(ask)
             assert booking is not None
             account = Account(decision, router.watched.compared(booking), 0.0)
-            server, before = both[decision.worker], sum(map(fleet.batches, both))
+            server, before = both[decision.worker], sum(map(fleet.feeds.batches, both))
             async with client.post(f"{server.url}{PATH}", json=body) as answer:
                 account.respond(200, decision.worker, 1.0)
                 account.read(await answer.read(), 2.0, is_last=True)
-            await until(lambda: sum(map(fleet.batches, both)) > before)
+            await until(lambda: sum(map(fleet.feeds.batches, both)) > before)
             router.release(booking)
             metrics.observe_outcome(account.outcome())
             return decision

@@ -32,7 +32,7 @@ class Beginnings:
 
     def __init__(self, leader: Process, meanwhile: Callable[[Steps[None]], object]) -> None:
         self.steps = 0
-        self._hand_over, self._meanwhile = leader.fleet.hand_over, meanwhile
+        self._hand_over, self._meanwhile = leader.fleet.rows.copy_ranks, meanwhile
         leader.passing.hand_over = self._over
 
     async def _over(self, worker: str, take: passing.TakeRank) -> bool:
@@ -81,7 +81,7 @@ async def test_what_happens_while_a_rank_begins_follows_it(
     leader = await followed(socket)
 
     def meanwhile(_: Steps[None]) -> None:
-        leader.fleet.taps.put(encoded(Kind.STATUS, 7))  # type: ignore[union-attr]
+        leader.fleet.subscriptions.taps.put(encoded(Kind.STATUS, 7))  # type: ignore[union-attr]
         leader.passing.flush()
 
     beginnings = Beginnings(leader, meanwhile)
@@ -102,7 +102,7 @@ async def test_a_rank_whose_beginning_does_not_end_is_gone(
 
     def end(steps: Steps[None]) -> None:
         if is_removed:
-            leader.fleet.taps.remove("w")  # type: ignore[union-attr]
+            leader.fleet.subscriptions.taps.remove("w")  # type: ignore[union-attr]
         else:
             steps.close()
 
