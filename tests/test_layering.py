@@ -48,7 +48,7 @@ CORE = {
     "extproc.config.fleet_rules",
     "extproc.config.feature_doubts",
     "extproc.config.feed_kinds",
-    "extproc.fleet.identity",
+    "extproc.fleet.records.engine_identity",
     "extproc.fleet.discovery.pods",
     "extproc.fleet.discovery.view",
     "extproc.commands.doctor.envoy_dump",

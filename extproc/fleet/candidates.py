@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from extproc.base.engine import Engine, changes_prompts
 from extproc.config.schema import Config
 from extproc.config.sections import BOTH
-from extproc.fleet.rank_pins import RankPins
-from extproc.fleet.record import Table, Worker
+from extproc.fleet.feeds.rank_pins import RankPins
+from extproc.fleet.records.table import Table
+from extproc.fleet.records.worker import Worker
 from extproc.requests.dialect import Dialect, ModelDialects, spoken_by
 from extproc.routing.claim_table import Holdings
 from extproc.routing.eligibility import Candidate

@@ -4,20 +4,21 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from extproc.config.schema import Config
-from extproc.fleet.ask_interval import AskInterval
+from extproc.fleet.asking.ask_interval import AskInterval
+from extproc.fleet.asking.polling import Client, Polling, Question
 from extproc.fleet.candidates import Candidates
-from extproc.fleet.computed import Computed
-from extproc.fleet.doubts import Doubts
-from extproc.fleet.health_probe import HealthProbe
-from extproc.fleet.identifying import Identifying
-from extproc.fleet.learning import Learning
-from extproc.fleet.load_reports import LoadReports
-from extproc.fleet.polling import Client, Polling, Question
-from extproc.fleet.pull_arrivals import PullArrivals
-from extproc.fleet.rank_pins import RankPins
-from extproc.fleet.record import SelfReport, Table, Worker
-from extproc.fleet.sleeping import Sleeping
-from extproc.fleet.verifying import Verifying
+from extproc.fleet.feeds.rank_pins import RankPins
+from extproc.fleet.health.doubts import Doubts
+from extproc.fleet.health.health_probe import HealthProbe
+from extproc.fleet.health.sleeping import Sleeping
+from extproc.fleet.identity.identifying import Identifying
+from extproc.fleet.identity.learning import Learning
+from extproc.fleet.load.computed import Computed
+from extproc.fleet.load.load_reports import LoadReports
+from extproc.fleet.load.pull_arrivals import PullArrivals
+from extproc.fleet.proof.verifying import Verifying
+from extproc.fleet.records.table import Table
+from extproc.fleet.records.worker import SelfReport, Worker
 from kvstate.events import EngineLoad
 from kvstate.feeds.feed import FeedState
 from kvstate.fleet import FollowedWorkers

@@ -5,10 +5,11 @@ from typing import Any
 
 from extproc.config.sections import Disaggregation
 from extproc.fleet.candidates import Candidates, adapters_of
-from extproc.fleet.feeds import Feeds, feed_as_json
-from extproc.fleet.rank_pins import RankPins
-from extproc.fleet.record import Table, Worker
-from extproc.fleet.reuse import Reuse
+from extproc.fleet.feeds.feeds import Feeds, feed_as_json
+from extproc.fleet.feeds.rank_pins import RankPins
+from extproc.fleet.feeds.reuse import Reuse
+from extproc.fleet.records.table import Table
+from extproc.fleet.records.worker import Worker
 from extproc.fleet.strays import Strays
 from extproc.observing.outcomes import (
     BLOCKS,

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from extproc.base.fault import WORKERS_AT_ONCE, Fault
-from extproc.fleet.record import Table, Worker
+from extproc.fleet.records.table import Table
+from extproc.fleet.records.worker import Worker
 from kvstate.feeds.feed import FeedState
 from kvstate.fleet import FollowedWorkers
 

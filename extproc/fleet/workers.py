@@ -13,24 +13,25 @@ from extproc.base.engine import RUST
 from extproc.base.fault import Fault
 from extproc.config.feed_kinds import at_address
 from extproc.config.schema import AUTO, Config, WorkerEvents
-from extproc.fleet.asking_times import USUAL, AskingTimes
+from extproc.fleet.asking.asking_times import USUAL, AskingTimes
+from extproc.fleet.asking.polling import Client
 from extproc.fleet.candidates import Candidates
 from extproc.fleet.discovery.view import STATIC, listed, merged
 from extproc.fleet.discovery.view import Fleet as Members
-from extproc.fleet.feeds import Feeds, OpenTransports
-from extproc.fleet.identifying import Identifying
+from extproc.fleet.feeds.feeds import Feeds, OpenTransports
+from extproc.fleet.feeds.rank_pins import RankPins
+from extproc.fleet.feeds.reuse import Reuse
+from extproc.fleet.health.sleeping import Sleeping
+from extproc.fleet.identity.identifying import Identifying
+from extproc.fleet.identity.learning import Learning
+from extproc.fleet.identity.resolving import LookUp, Resolving, addresses_of
 from extproc.fleet.lanes import Lanes
-from extproc.fleet.learning import Learning
-from extproc.fleet.polling import Client
+from extproc.fleet.proof.verifying import Verifying
 from extproc.fleet.questions import Questions
-from extproc.fleet.rank_pins import RankPins
-from extproc.fleet.record import FeedPlan, Table, Worker
-from extproc.fleet.resolving import LookUp, Resolving, addresses_of
-from extproc.fleet.reuse import Reuse
-from extproc.fleet.sleeping import Sleeping
+from extproc.fleet.records.table import Table
+from extproc.fleet.records.worker import FeedPlan, Worker
 from extproc.fleet.states import States
 from extproc.fleet.strays import Strays
-from extproc.fleet.verifying import Verifying
 from extproc.fleet.worker_faults import WorkerFaults
 from extproc.proof.golden_forms import FormEncoder
 from extproc.proof.trust import Proofs

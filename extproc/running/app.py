@@ -43,10 +43,10 @@ from extproc.config.sections import session_headers
 from extproc.fleet.discovery.discovery import Discovery, DiscoveryCollector
 from extproc.fleet.discovery.sources import sources_of
 from extproc.fleet.discovery.view import listed
-from extproc.fleet.feed_openers import open_feed
-from extproc.fleet.proof_memory import ProofMemory
-from extproc.fleet.remembered import RememberedWorkers
-from extproc.fleet.verifying import VerifiedCollector
+from extproc.fleet.feeds.feed_openers import open_feed
+from extproc.fleet.identity.remembered import RememberedWorkers
+from extproc.fleet.proof.proof_memory import ProofMemory
+from extproc.fleet.proof.verifying import VerifiedCollector
 from extproc.fleet.worker_faults import discovery_faults
 from extproc.fleet.workers import Workers
 from extproc.media.knowledge import MediaKnowledge

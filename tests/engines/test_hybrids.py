@@ -15,7 +15,7 @@ import pytest
 
 from extproc.base.engine import Engine as Release
 from extproc.base.engine import release_of
-from extproc.fleet.reuse import rules_by_release
+from extproc.fleet.feeds.reuse import rules_by_release
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_sources import ZmqSource
 from kvstate.feeds.zmq_transport import ZmqTransport

@@ -7,10 +7,11 @@ from aiohttp import web
 
 from extproc.config.reader import parse
 from extproc.config.schema import WorkerSettings as Configured
-from extproc.fleet.ask_interval import AskInterval
+from extproc.fleet.asking.ask_interval import AskInterval
+from extproc.fleet.asking.polling import Client
 from extproc.fleet.discovery.view import listed, merged
-from extproc.fleet.polling import Client
-from extproc.fleet.record import Table, Worker
+from extproc.fleet.records.table import Table
+from extproc.fleet.records.worker import Worker
 from extproc.fleet.workers import Workers
 from extproc.routing.evidence import Judge
 from kvstate.fleet import FollowedWorkers

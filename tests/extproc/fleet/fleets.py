@@ -5,9 +5,9 @@ from typing import Any
 
 from extproc.config import schema
 from extproc.config.reader import parse
-from extproc.fleet.asking_times import USUAL, AskingTimes
+from extproc.fleet.asking.asking_times import USUAL, AskingTimes
 from extproc.fleet.discovery.view import FleetMember, Sighting
-from extproc.fleet.resolving import LookUp, addresses_of
+from extproc.fleet.identity.resolving import LookUp, addresses_of
 from extproc.fleet.workers import Workers
 from kvstate.feeds.feed_sources import FeedSource
 from kvstate.feeds.transport import Connected

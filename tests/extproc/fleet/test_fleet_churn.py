@@ -25,10 +25,10 @@ from extproc.admin.recent import Recent
 from extproc.base.errors import RequestError
 from extproc.config import schema
 from extproc.config.reader import parse
+from extproc.fleet.asking.polling import Client
 from extproc.fleet.discovery.discovery import Discovery
 from extproc.fleet.discovery.view import Sighting, SourceReport
-from extproc.fleet.polling import Client
-from extproc.fleet.record import Worker
+from extproc.fleet.records.worker import Worker
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Outcome

@@ -4,7 +4,7 @@ import math
 import pytest
 
 from extproc.base.engine import Engine, Release
-from extproc.fleet.identity import EngineAnswer
+from extproc.fleet.records.engine_identity import EngineAnswer
 from tests.extproc.fleet.fleets import EVENTS, following, members, until_live, workers
 from tests.memory_transport import MemoryTransport
 

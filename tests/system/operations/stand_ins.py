@@ -8,7 +8,7 @@ HOUR_SECONDS = 3600.0
 
 def name_of_two(name: str) -> None:
     """Has a host name lead to two addresses of this host."""
-    from extproc.fleet.resolving import addresses_of
+    from extproc.fleet.identity.resolving import addresses_of
     from extproc.fleet.workers import Workers
 
     async def look_up(host: str) -> Iterable[str]:
