@@ -24,7 +24,8 @@ from kvstate.stores import StoredTokens
 class Candidates:
     """Every worker as a candidate for requests to a model.
 
-    upstreams: the records of the workers' endpoints. loads: their load.
+    upstreams: the records of the workers' endpoints. loads: their load. pins: the ranks that
+    requests name to them.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class Candidates:
         loads: Loads,
         pins: RankPins,
     ) -> None:
-        self._pins = pins
+        self.pins = pins
         self._config = config
         self._table = table
         self._fleet = fleet
@@ -180,7 +181,7 @@ class Candidates:
 
         writes_body: whether the request's body may be changed.
         """
-        return self._pins.choice(name, path, writes_body=writes_body)
+        return self.pins.choice(name, path, writes_body=writes_body)
 
     def note_saved(self, name: str, tokens: int, now: float) -> None:
         """Notes that a worker's cache saves so many tokens of a request sent to it."""

@@ -3,12 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from extproc.config.sections import Disaggregation
 from extproc.fleet.candidates import Candidates, adapters_of
+from extproc.fleet.engine_knowledge import EngineKnowledge
 from extproc.fleet.feeds.feeds import Feeds, feed_as_json
-from extproc.fleet.feeds.rank_pins import RankPins
-from extproc.fleet.feeds.reuse import Reuse
-from extproc.fleet.records.table import Table
+from extproc.fleet.records.shared import SharedByFleet
 from extproc.fleet.records.worker import Worker
 from extproc.fleet.strays import Strays
 from extproc.observing.outcomes import (
@@ -20,10 +18,9 @@ from extproc.observing.outcomes import (
     Outcome,
     likely_cause,
 )
-from extproc.proof.trust import SILENT, Proofs
+from extproc.proof.trust import SILENT
 from extproc.routing.load import Load
 from kvstate.feeds.feed import FeedState
-from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Tier
 
 
@@ -31,36 +28,31 @@ class States:
     """The state of every worker, and what its requests' outcomes are compared with.
 
     records: by name. source_fault: returns what is wrong with a source of workers, by its name; ""
-    if nothing is. monotonic: seconds; the clock of the loads.
+    if nothing is.
     """
 
     def __init__(
         self,
-        table: Table,
-        fleet: FollowedWorkers,
+        shared: SharedByFleet,
         candidates: Candidates,
-        proofs: Proofs,
-        pins: RankPins,
-        reuse: Reuse,
-        strays: Strays,
+        engines: EngineKnowledge,
         feeds: Feeds,
+        strays: Strays,
         source_fault: Callable[[str], str],
-        monotonic: Callable[[], float],
-        disaggregation: Disaggregation,
     ) -> None:
-        self._transfer_rules = disaggregation
-        self.records: Mapping[str, Worker] = table.by_name
-        self._table = table
-        self._fleet = fleet
+        self._transfer_rules = shared.config.disaggregation
+        self.records: Mapping[str, Worker] = shared.table.by_name
+        self._table = shared.table
+        self._fleet = shared.followed
         self._candidates = candidates
         self._loads = candidates.loads
-        self._proofs = proofs
-        self._pins = pins
-        self._reuse = reuse
+        self._proofs = engines.proofs
+        self._pins = candidates.pins
+        self._reuse = engines.reuse
         self._strays = strays
         self._feeds = feeds
         self._source_fault = source_fault
-        self._monotonic = monotonic
+        self._monotonic = shared.monotonic
 
     def statuses(self) -> Iterator[dict[str, Any]]:
         """Yields the answer of GET /workers, each worker as it is when it is reached.

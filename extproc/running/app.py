@@ -332,9 +332,7 @@ def _workers(
         cut=cut,
         stores=store_rules(config.stores),
     )
-    workers = Workers(
-        config, fleet, open_feed, discovery.fault, telling=telling, tokenizers=tokenizers
-    )
+    workers = Workers(config, fleet, open_feed, discovery.fault, telling, encoders=tokenizers)
     return fleet, workers
 
 
@@ -392,12 +390,12 @@ def _state(
         worker = workers.records.get(name)
         return None if worker is None else worker.sighting.identity
 
-    remembered = RememberedWorkers(workers.records, workers.identifying, workers.monotonic)
+    remembered = RememberedWorkers(workers.records, workers.engines.identifying, workers.monotonic)
     model_of = workers.candidates.model_of
     proofs = ProofMemory(
-        workers.records, model_of, digests, workers.monotonic, workers.note_printed
+        workers.records, model_of, digests, workers.monotonic, workers.engines.note_printed
     )
-    workers.identifying.watch(proofs.note_engine)
+    workers.engines.identifying.watch(proofs.note_engine)
     keepers: Sequence[Keeper] = [remembered, proofs, MediaMemory(media)]
     seconds = PROVING_SECONDS if is_awaited else RELIEVING_SECONDS
     restored = RestoredWorkers(fleet, identity, keepers, seconds)
@@ -495,7 +493,7 @@ def _show(made: Running) -> None:
         SharingCollector(made.sharing),
         StateCollector(made.state, _restored_if_any(made)),
         DiscoveryCollector(made.discovery.status),
-        VerifiedCollector(made.workers.verifying.of_models),
+        VerifiedCollector(made.workers.engines.verifying.of_models),
         StandingCollector(made.standing),
     ]
     if made.recorder is not None:

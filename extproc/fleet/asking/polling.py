@@ -12,8 +12,8 @@ from extproc.base.logs import tell_fault
 
 log = logging.getLogger("kvsteer.workers")
 
-# How often looks run, unless they name a time: at loads from feeds, and for reasons for doubt.
-LOOK_SECONDS = 0.25
+# How often checks run that name no other time: of loads from feeds, and for reasons for doubt.
+CHECK_SECONDS = 0.25
 
 # For what workers report about themselves: the time limit of an answer, and how much is read.
 TIMEOUT_SECONDS = 5.0
@@ -107,15 +107,15 @@ class Question(NamedTuple):
     retry_seconds: float
 
 
-class Look(NamedTuple):
+class PeriodicCheck(NamedTuple):
     """A check of workers that runs regularly and awaits no answer.
 
-    fault: logged if it fails, with the type of the error. seconds: between two of them.
+    run: does it once. fault: logged if it fails, with the type of the error. seconds: between two.
     """
 
     run: Callable[[], None]
     fault: str
-    seconds: float = LOOK_SECONDS
+    seconds: float = CHECK_SECONDS
 
 
 class Poll:
@@ -208,10 +208,10 @@ class Polling:
             self._client = self._make_client()
         return self._client
 
-    def start(self, looks: Sequence[Look]) -> None:
-        """Starts the regular looks; one that fails ends neither itself nor the others."""
-        for look in looks:
-            self.run(_repeat(look))
+    def start(self, checks: Sequence[PeriodicCheck]) -> None:
+        """Starts checks; one that fails ends neither itself nor the others."""
+        for check in checks:
+            self.run(_repeat(check))
 
     def poll(
         self,
@@ -249,14 +249,14 @@ class Polling:
             self._client = None
 
 
-async def _repeat(look: Look) -> None:
-    """Looks until it is cancelled."""
+async def _repeat(check: PeriodicCheck) -> None:
+    """Checks until it is cancelled."""
     while True:
-        await asyncio.sleep(look.seconds)
+        await asyncio.sleep(check.seconds)
         try:
-            look.run()
-        except Exception as error:  # noqa: BLE001 - a failed look must not end the later ones
-            tell_fault(log, f"{look.fault}: %s", error)
+            check.run()
+        except Exception as error:  # noqa: BLE001 - a failed check must not end the later ones
+            tell_fault(log, f"{check.fault}: %s", error)
 
 
 async def fetch_report(client: Client, endpoint: str, path: str) -> bytes | str:

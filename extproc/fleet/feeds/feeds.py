@@ -11,20 +11,19 @@ import msgspec
 from extproc.base.errors import StartError
 from extproc.base.fault import Fault
 from extproc.config.feed_kinds import configured
-from extproc.config.schema import Config, WorkerEvents
-from extproc.fleet.asking.asking_times import USUAL, AskingTimes
+from extproc.config.schema import WorkerEvents
 from extproc.fleet.asking.polling import MAX_QUESTIONS, Polling, Question
+from extproc.fleet.feeds.feed_plans import feed_plan
 from extproc.fleet.feeds.rank_pins import RankPins
 from extproc.fleet.feeds.reported_sources import SourcePlaces, permitted, places
 from extproc.fleet.feeds.reuse import Reuse
-from extproc.fleet.records.table import Table
+from extproc.fleet.records.shared import SharedByFleet
 from extproc.fleet.records.worker import FeedPlan, Following, Place, Worker
 from kvstate.errors import printable
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_news import UNSEQUENCED
 from kvstate.feeds.feed_sources import FeedSource, ranks_of
 from kvstate.feeds.transport import FeedTransport
-from kvstate.fleet import FollowedWorkers
 from kvstate.following.worker_feeds import FeedStatus, ReportedLoad
 
 log = logging.getLogger("kvsteer.workers")
@@ -40,33 +39,34 @@ OpenTransports = Callable[[FeedSource], Sequence[FeedTransport]]
 class Feeds:
     """Follows the workers' feeds while events are enabled.
 
-    wanted: returns a worker's feed as it should be followed, None for none. open_transports: opens
-    a source; returns one transport for each rank. pins: is notified of changes. reuse: applies the
-    rules of a worker's engine to its feed.
+    model_of: returns the model that a worker serves, None while it is unknown. polling: carries out
+    the questions where workers publish. open_transports: opens a source; returns one transport for
+    each rank. pins: is notified of changes. reuse: applies the rules of a worker's engine to its
+    feed.
     """
 
     def __init__(
         self,
-        config: Config,
-        fleet: FollowedWorkers,
-        table: Table,
+        shared: SharedByFleet,
+        model_of: Callable[[Worker], str | None],
         polling: Polling,
-        wanted: Callable[[Worker], FeedPlan | None],
         open_transports: OpenTransports,
         pins: RankPins,
         reuse: Reuse,
-        times: AskingTimes = USUAL,
     ) -> None:
-        self._times = times
-        self._events = config.events
-        self._fleet = fleet
-        self._table = table
+        self._times = times = shared.times
+        self._events = shared.config.events
+        self.are_configured = shared.config.events.enabled
+        self._fleet = shared.followed
+        self._table = shared.table
+        self._model_of = model_of
         self._polling = polling
-        self._plan_of = wanted
         self._open_transports = open_transports
         self._question = Question("feed", asyncio.Semaphore(MAX_QUESTIONS), times.feed_soon_seconds)
         self._removed_workers: list[Worker] = []  # their feeds are still to be ended
         self._switching = asyncio.Lock()
+        self._is_due = False  # feeds have to be followed again
+        self._following_again: asyncio.Task[None] | None = None
         self.enabled = False
         self._pins = pins
         self._reuse = reuse
@@ -90,8 +90,22 @@ class Feeds:
         async with self._switching:
             await self._follow_wanted()
 
+    def follow_soon(self) -> None:
+        """Does as `follow`, in a task of its own: something was learned of a worker."""
+        self._is_due = True
+        if self._following_again is None or self._following_again.done():
+            self._following_again = asyncio.create_task(self._follow_again())
+
+    async def _follow_again(self) -> None:
+        while self._is_due:
+            self._is_due = False
+            await self.follow()
+
     async def close(self) -> None:
         """Stops following the workers."""
+        if self._following_again is not None:
+            self._following_again.cancel()
+            await asyncio.gather(self._following_again, return_exceptions=True)
         async with self._switching:
             self.enabled = False
             await self._follow_wanted()
@@ -113,11 +127,11 @@ class Feeds:
             return "its host name could not be resolved"
         if self._plan_of(worker) is None:
             return "no events are configured for it"
-        return (
-            ""
-            if self._fleet.feeds.ranks(worker.name)
-            else "it has not been asked yet where it publishes"
-        )
+        is_followed = self._fleet.feeds.ranks(worker.name) > 0
+        return "" if is_followed else "it has not been asked yet where it publishes"
+
+    def _plan_of(self, worker: Worker) -> FeedPlan | None:
+        return feed_plan(worker, self._model_of(worker))
 
     def _target(self, worker: Worker) -> FeedPlan | None:
         return self._plan_of(worker) if self.enabled else None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from extproc.config.owned_headers import rank_name
 from extproc.config.schema import AUTO, Config
-from extproc.fleet.asking.polling import Look
+from extproc.fleet.asking.polling import PeriodicCheck
 from extproc.fleet.records.table import Table
 from extproc.fleet.records.worker import Worker
 from extproc.routing.load import Booking
@@ -58,7 +58,9 @@ class RankPins:
         self._table = table
         self._blocks = fleet.blocks
         self._feeds = fleet.feeds
-        self.look = Look(self._look, "the ranks of requests under way could not be looked up")
+        self.check = PeriodicCheck(
+            self._check, "the ranks of requests under way could not be looked up"
+        )
         self.note_change()
 
     def note_change(self) -> None:
@@ -88,7 +90,7 @@ class RankPins:
             until = self._monotonic() + WATCH_SECONDS
             self._watched.append(_Watched(worker, booking.endpoint, booking, prompt, until))
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Looks up some of the watched prompts, the oldest first."""
         now = self._monotonic()
         for _ in range(min(len(self._watched), MAX_LOOKED_UP)):

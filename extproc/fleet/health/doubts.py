@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import aiohttp
 
 from extproc.fleet.asking.hearing import heard
-from extproc.fleet.asking.polling import Client, Look, Polling
+from extproc.fleet.asking.polling import Client, PeriodicCheck, Polling
 from extproc.fleet.records.table import Table
 from extproc.fleet.records.worker import Worker
 from extproc.routing.evidence import Judge
@@ -53,9 +53,9 @@ class Doubts:
         self._look_closer = look_closer
         self._sign_of_life = sign_of_life
         self._monotonic = monotonic
-        self.look = Look(self._look, "workers in doubt could not be asked")
+        self.check = PeriodicCheck(self._check, "workers in doubt could not be asked")
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now, polling = self._monotonic(), self._polling
         for worker in self._table:
             upstream = worker.upstream

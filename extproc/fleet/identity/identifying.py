@@ -12,14 +12,13 @@ import aiohttp
 
 from extproc.base.engine import SGLANG, VLLM, Engine
 from extproc.base.fault import Fault
-from extproc.fleet.asking.asking_times import USUAL, AskingTimes
 from extproc.fleet.asking.engine_metrics import MAX_METRICS_BYTES, cache_of_metrics
 from extproc.fleet.asking.polling import (
     MAX_ANSWER_BYTES,
     MAX_QUESTIONS,
     TIMEOUT_SECONDS,
     Client,
-    Look,
+    PeriodicCheck,
     Question,
 )
 from extproc.fleet.identity.front_ends import FrontEndSilentError, front_end_of
@@ -33,7 +32,7 @@ from extproc.fleet.records.engine_identity import (
     owner_in,
     release_in,
 )
-from extproc.fleet.records.table import Table
+from extproc.fleet.records.shared import SharedByFleet
 from extproc.fleet.records.worker import Worker
 from kvstate.feeds.backoff import Backoff
 
@@ -68,27 +67,20 @@ def in_words(error: Exception) -> str:
 
 
 class Identifying:
-    """Keeps what is known of every worker's engine up to date.
+    """Keeps what is known of every worker's engine up to date."""
 
-    chance: returns 0 to 1, for jitter. monotonic: returns seconds.
-    """
-
-    def __init__(
-        self,
-        table: Table,
-        chance: Callable[[], float],
-        monotonic: Callable[[], float],
-        times: AskingTimes = USUAL,
-    ) -> None:
-        self._times = times
-        self._table = table
-        self._chance = chance
-        self._monotonic = monotonic
+    def __init__(self, shared: SharedByFleet) -> None:
+        self._times = times = shared.times
+        self._table = shared.table
+        self._chance = shared.chance
+        self._monotonic = shared.monotonic
         self._watchers: list[Callable[[str], None]] = []
         self.question = Question(
             "engine", asyncio.Semaphore(MAX_QUESTIONS), times.engine_again_seconds
         )
-        self.look = Look(self._look, "workers that came back could not be asked for their engine")
+        self.check = PeriodicCheck(
+            self._check, "workers that came back could not be asked for their engine"
+        )
 
     def watch(self, changed: Callable[[str], None]) -> None:
         """Has this called with a worker's name after its engine, or how it runs, changed.
@@ -146,7 +138,7 @@ class Identifying:
             worker.identify(EngineAnswer(reason=why))
             self._note(worker)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Asks the workers again that are no longer ejected."""
         for worker in self._table:
             is_down = worker.upstream is not None and worker.upstream.is_down

@@ -3,11 +3,11 @@
 import asyncio
 import contextlib
 import logging
-import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable
 
 from extproc.base.address import Address
 from extproc.fleet.asking.asking_times import USUAL, AskingTimes
+from extproc.fleet.asking.host_names import LookUp, addresses_of
 from extproc.fleet.records.table import Table
 from extproc.fleet.records.worker import Worker
 
@@ -17,17 +17,6 @@ SEVERAL = (
     "worker %s: its name leads to %s as well: its requests and its feed go to %s only;"
     " discovery.dns makes a worker of each address"
 )
-
-# Returns the IP addresses of a host name. Raises OSError if it has none now, ValueError if it is
-# no host name.
-LookUp = Callable[[str], Awaitable[Iterable[str]]]
-
-
-async def addresses_of(host: str) -> Iterable[str]:
-    """Looks a host name up as the operating system does."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return [str(entry[4][0]) for entry in found]
 
 
 class Resolving:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from extproc.fleet.asking.polling import Look
+from extproc.fleet.asking.polling import PeriodicCheck
 from extproc.fleet.records.worker import Worker
 from extproc.routing.load import Booking, Loads
 from extproc.routing.speed import Speed
@@ -14,9 +14,9 @@ from kvstate.seldom import is_logged
 log = logging.getLogger("kvsteer.workers")
 
 # How often prompts in flight are looked up in the index: the resolution of the measured times.
-LOOK_SECONDS = 0.05
+CHECK_SECONDS = 0.05
 
-# One look in this many includes workers without waiting prompts: their measurements fade.
+# One check in this many includes workers without waiting prompts: their measurements fade.
 LOOKS_WHILE_IDLE = 20
 
 # Looks after a batch has arrived, since it may take some time until it is applied.
@@ -26,7 +26,7 @@ LOOKS_A_BATCH = 2
 # computed must not hide those behind it.
 MAX_AHEAD = 3
 
-# A look ends after this many tokens, over all workers: decisions wait meanwhile.
+# A check ends after this many tokens, over all workers: decisions wait meanwhile.
 MAX_TOKENS_A_LOOK = 100_000
 
 
@@ -55,10 +55,12 @@ class Computed:
         self._looks = 0
         self._failures = 0
         self._remaining_tokens = 0
-        self._resume_after = ""  # the worker at which the previous look ended early
-        self.look = Look(self._look, "prompts under way could not be looked up", LOOK_SECONDS)
+        self._resume_after = ""  # the worker at which the previous check ended early
+        self.check = PeriodicCheck(
+            self._check, "prompts under way could not be looked up", CHECK_SECONDS
+        )
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Looks at the workers that are due, up to a limit of tokens."""
         self._looks += 1
         self._remaining_tokens = MAX_TOKENS_A_LOOK
@@ -77,7 +79,7 @@ class Computed:
                 return
             try:
                 self._look_at(worker, upstream, now)
-            except Exception:  # one worker must not end the look at the others
+            except Exception:  # one worker must not end the check of the others
                 self._failures += 1
                 if is_logged(self._failures):
                     log.exception("prompts under way at %s could not be looked up", worker.name)
@@ -85,9 +87,9 @@ class Computed:
     def _look_at(self, worker: Worker, upstream: Upstream, now: float) -> None:
         batches = self._batches(worker.name)
         if batches != worker.batches_seen:
-            worker.batches_seen, worker.looks_due = batches, LOOKS_A_BATCH
-        if worker.looks_due:
-            worker.looks_due -= 1
+            worker.batches_seen, worker.checks_due = batches, LOOKS_A_BATCH
+        if worker.checks_due:
+            worker.checks_due -= 1
             self._look_up(worker, upstream.load.speed, now)
         self._loads.look(upstream.endpoint, now)
 

@@ -11,7 +11,7 @@ from extproc.fleet.asking.engine_metrics import (
     report_of_feeds,
     report_of_metrics,
 )
-from extproc.fleet.asking.polling import Client, Look
+from extproc.fleet.asking.polling import Client, PeriodicCheck
 from extproc.fleet.records.table import Table
 from extproc.fleet.records.worker import Worker
 from extproc.routing.evidence import Judge
@@ -53,7 +53,7 @@ class LoadReports:
         self._read_metrics = read
         self.interval = interval
         self.question = interval.question("metrics")
-        self.look = Look(self._read, "the load of feeds could not be read")
+        self.check = PeriodicCheck(self._read, "the load of feeds could not be read")
 
     def _read(self) -> None:
         for worker in self._table:

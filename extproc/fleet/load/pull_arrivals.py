@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from extproc.fleet.asking.polling import Look
-from extproc.fleet.load.computed import LOOK_SECONDS
+from extproc.fleet.asking.polling import PeriodicCheck
+from extproc.fleet.load.computed import CHECK_SECONDS
 from extproc.routing.transfers import MAX_MEASURED_SECONDS
 from kvstate.overlap import Overlap, Prompt
 
@@ -46,7 +46,9 @@ class PullArrivals:
         self._delay_seconds = delay_seconds
         self._monotonic = monotonic
         self._watched: deque[_Watched] = deque()
-        self.look = Look(self._look, "pulls under way could not be looked up", LOOK_SECONDS)
+        self.check = PeriodicCheck(
+            self._check, "pulls under way could not be looked up", CHECK_SECONDS
+        )
 
     def watch(
         self, worker: str, prompt: Prompt, tokens: int, note: Callable[[float, float], None]
@@ -59,7 +61,7 @@ class PullArrivals:
             until = self._monotonic() + MAX_MEASURED_SECONDS
             self._watched.append(_Watched(worker, prompt, tokens, until, note))
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Looks at the oldest first, up to a limit of tokens."""
         now, left = self._monotonic(), MAX_TOKENS_A_LOOK
         for _ in range(len(self._watched)):
@@ -73,4 +75,4 @@ class PullArrivals:
             if held is None or held.held_tokens < one.tokens:
                 self._watched.append(one)
             else:
-                one.note(self._delay_seconds(one.worker) + LOOK_SECONDS / 2, now)
+                one.note(self._delay_seconds(one.worker) + CHECK_SECONDS / 2, now)

@@ -17,9 +17,8 @@ from prometheus_client.registry import Collector
 
 from extproc.base.fault import WORKERS_AT_ONCE, Fault
 from extproc.config import schema
-from extproc.fleet.asking.asking_times import USUAL, AskingTimes
 from extproc.fleet.asking.polling import Client, Question
-from extproc.fleet.records.table import Table
+from extproc.fleet.records.shared import SharedByFleet
 from extproc.fleet.records.worker import Worker
 from extproc.proof.golden import (
     MAX_ANSWER_BYTES,
@@ -86,30 +85,26 @@ MAX_SAID = 8
 class Verifying:
     """Compares the tokens of golden requests with those of every worker that serves a model.
 
-    encoders: KVSteer's tokenizers, by model. model_of: returns the model that a worker serves, None
-    while it is unknown. proofs: receives the results. chance: returns 0 to 1, for
-    jitter. monotonic: returns seconds. dialect_of: returns the dialect that a worker speaks, None
-    while its engine is unknown. speak: takes the dialect that a worker has shown instead.
+    encoders: KVSteer's tokenizers, by model. proofs: receives the results. model_of: returns the
+    model that a worker serves, None while it is unknown. dialect_of: returns the dialect that a
+    worker speaks, None while its engine is unknown. note_dialect: takes the dialect that a worker
+    has shown instead.
     """
 
     def __init__(
         self,
-        table: Table,
-        models: Sequence[schema.Model],
+        shared: SharedByFleet,
         encoders: Mapping[str, FormEncoder],
-        model_of: Callable[[Worker], str | None],
         proofs: Proofs,
-        chance: Callable[[], float],
-        monotonic: Callable[[], float],
-        dialect_of: Callable[[Worker], Dialect | None] = lambda _: None,
-        speak: Callable[[Worker, Dialect], None] = lambda _, __: None,
-        times: AskingTimes = USUAL,
+        model_of: Callable[[Worker], str | None],
+        dialect_of: Callable[[Worker], Dialect | None],
+        note_dialect: Callable[[Worker, Dialect], None],
     ) -> None:
-        self._times = times
-        self._table = table
-        self._models = models
+        self._times = times = shared.times
+        self._table = shared.table
+        self._models = models = shared.config.models
         self._dialect_of = dialect_of
-        self._speak = speak
+        self._note_dialect = note_dialect
         self.encoders = {
             model.name: encoders[model.name]
             for model in models
@@ -117,8 +112,8 @@ class Verifying:
         }
         self._model_of = model_of
         self._proofs = proofs
-        self._chance = chance
-        self._monotonic = monotonic
+        self._chance = shared.chance
+        self._monotonic = shared.monotonic
         self._own_tokens: dict[str, tuple[float, Sequence[Golden], list[Tokens | str]]] = {}
         self._logged: dict[str, set[tuple[object, ...]]] = {}
         self.question = Question("tokens", asyncio.Semaphore(AT_ONCE), times.tokens_again_seconds)
@@ -254,7 +249,7 @@ class Verifying:
         shown = await asyncio.to_thread(rival_shown, encoder, dialect, told)
         if shown is not None and self._table.has(worker):
             questioned.dialect, told = shown
-            self._speak(worker, questioned.dialect)
+            self._note_dialect(worker, questioned.dialect)
         questioned.by_release |= verdicts(told, encoder.text_of, known)
         not_shown = [own for own, theirs in told if theirs is None]
         await self._prove_by_stores(post, worker, model, encoder, not_shown)

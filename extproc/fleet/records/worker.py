@@ -92,7 +92,7 @@ class QuestionedEngine:
     """How a worker is asked for its engine.
 
     at: when it was asked, in seconds of one monotonic clock. noted: what was known when it was last
-    told, None before. was_down: whether it was ejected at the last look.
+    told, None before. was_down: whether it was ejected at the last check.
     """
 
     at: float = -math.inf
@@ -120,12 +120,13 @@ class Worker:
     engine. identity: what is known of that. questioned_engine: how it is asked for it. saved: the
     tokens that its cache saved lately. store_share: what it loads of what stores offer, None before
     that is known. polls: its regular questions, by name. batches_seen: its feed's batches at the
-    last look for computed prompts. looks_due: how many more looks these batches need.
+    last check for computed prompts. checks_due: how many more checks these batches need.
     """
 
     __slots__ = (
         "asleep",
         "batches_seen",
+        "checks_due",
         "did_answer",
         "engine_answer",
         "following",
@@ -133,7 +134,6 @@ class Worker:
         "identity",
         "is_drained",
         "learned",
-        "looks_due",
         "lookups",
         "member",
         "name",
@@ -186,7 +186,7 @@ class Worker:
         self.identify()
         self.questioned_engine = QuestionedEngine()
         self.polls: dict[str, Poll] = {}
-        self.batches_seen = self.looks_due = 0
+        self.batches_seen = self.checks_due = 0
 
     @property
     def sighting(self) -> Sighting:

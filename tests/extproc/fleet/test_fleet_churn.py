@@ -26,6 +26,7 @@ from extproc.base.errors import RequestError
 from extproc.config import schema
 from extproc.config.reader import parse
 from extproc.fleet.asking.polling import Client
+from extproc.fleet.asking.surroundings import Surroundings
 from extproc.fleet.discovery.discovery import Discovery
 from extproc.fleet.discovery.view import Sighting, SourceReport
 from extproc.fleet.records.worker import Worker
@@ -121,7 +122,7 @@ class System:
             self.fleet,
             lambda _: [self.transport()],
             self.discovery.fault,
-            make_client=Answers,
+            surroundings=Surroundings(make_client=Answers),
         )
         self.metrics = Metrics(self.workers.states, lambda: 0.0)  # else a report gains a minute
         self.remote = remote_tokenizers(self.config, self.workers, self.metrics)

@@ -111,7 +111,7 @@ async def test_swapped_feeds_are_found_by_what_the_engines_report() -> None:
         both = {first.endpoint: first, second.endpoint: second}
         config = parse(CONFIG.format(model=TINY_MODEL, first=first, second=second), "c")
         fleet = FollowedWorkers(1, lambda: 0.0)
-        workers = Workers(config, fleet, opened, tokenizers=known)
+        workers = Workers(config, fleet, opened, encoders=known)
         metrics = Metrics(workers.states)
         router = Router(config, workers, known, metrics, Random(0))
         await workers.start()

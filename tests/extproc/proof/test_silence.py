@@ -139,7 +139,7 @@ async def test_worker_that_caches_no_prefixes_need_not_tell(run: Run) -> None:
         await until(lambda: worker.engine_answer.caches is False)
         await serve_many(one, 2 * PROMPTS_UNTOLD)
         assert (shown(one)["state"], codes(one)) == ("live", [])
-        (fault,) = one.workers.identifying.faults()
+        (fault,) = one.workers.engines.identifying.faults()
         assert fault.code == "prefix-caching-off"
 
 

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from extproc.config.reader import parse
 from extproc.config.schema import Model
+from extproc.fleet.asking.surroundings import Surroundings
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Account
@@ -242,7 +243,11 @@ def run(tmp_path: Path) -> Run:
             config = parse(CONFIG.format(worker=worker, TINY_MODEL=TINY_MODEL, verify=verify), "c")
             fleet, known = ShownWorkers(12345678, lambda: 0.0, times=times), {"tiny": tokenizer}
             workers = Workers(
-                config, fleet, open_transports, monotonic=lambda: one.now, tokenizers=known
+                config,
+                fleet,
+                open_transports,
+                encoders=known,
+                surroundings=Surroundings(monotonic=lambda: one.now),
             )
             metrics = Metrics(workers.states)
             router = Router(config, workers, known, metrics, Random(0))

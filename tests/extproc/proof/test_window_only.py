@@ -13,6 +13,7 @@ import pytest
 
 from extproc.config.reader import parse
 from extproc.config.schema import Model
+from extproc.fleet.asking.surroundings import Surroundings
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.proof.lookups import PAUSE_SECONDS, SILENCE_SECONDS
@@ -107,7 +108,11 @@ async def rig() -> AsyncIterator[Rig]:
 
     config, fleet = parse(CONFIG, "c"), FollowedWorkers(1, lambda: 0.0)
     workers = Workers(
-        config, fleet, opened, monotonic=lambda: made.now, tokenizers={"tiny": tokenizer}
+        config,
+        fleet,
+        opened,
+        encoders={"tiny": tokenizer},
+        surroundings=Surroundings(monotonic=lambda: made.now),
     )
     router = Router(config, workers, {"tiny": tokenizer}, Metrics(workers.states), Random(0))
     made = Rig(workers, fleet, router, transports)

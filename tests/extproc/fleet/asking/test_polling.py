@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from extproc.fleet.asking.polling import Look, Poll, Polling, Question
+from extproc.fleet.asking.polling import PeriodicCheck, Poll, Polling, Question
 from tests.extproc.fleet.answering import worker
 from tests.extproc.fleet.asked import client
 from tests.waiting import until
@@ -107,7 +107,7 @@ async def test_question_limits_its_parallel_polls_independently_of_others(
     assert sorted(asked) == ["a", "b", "d"]
 
 
-async def test_look_that_fails_is_repeated_and_ends_no_other_look(
+async def test_check_that_fails_is_repeated_and_ends_no_other_check(
     polling: Polling, caplog: pytest.LogCaptureFixture
 ) -> None:
     looks = 0
@@ -118,11 +118,13 @@ async def test_look_that_fails_is_repeated_and_ends_no_other_look(
         failures += 1
         raise ValueError(QUOTED)
 
-    def look() -> None:
+    def check() -> None:
         nonlocal looks
         looks += 1
 
-    polling.start([Look(fail, "it cannot be seen", 0.001), Look(look, "", 0.001)])
+    polling.start(
+        [PeriodicCheck(fail, "it cannot be seen", 0.001), PeriodicCheck(check, "", 0.001)]
+    )
     await until(lambda: looks >= 2 and failures >= 2)
     assert "it cannot be seen: ValueError" in caplog.text
     assert QUOTED not in caplog.text

@@ -10,6 +10,7 @@ from extproc.base.errors import ExtraError
 from extproc.config.reader import parse
 from extproc.fleet.asking.asking_times import USUAL, AskingTimes
 from extproc.fleet.asking.polling import MAX_ANSWER_BYTES
+from extproc.fleet.asking.surroundings import Surroundings
 from extproc.fleet.feeds import reported_sources
 from extproc.fleet.workers import Workers
 from kvstate.events import Batch
@@ -72,7 +73,12 @@ async def test_feed_moves_with_its_workers_address() -> None:
     text = f'models: [{{name: a}}]\nworkers: [{{endpoint: "w:1", model: a, events: {events}}}]'
     fleet = FollowedWorkers(1, lambda: 0.0)
     times = AskingTimes(resolve_seconds=0.01)
-    one = Workers(parse(text, "c"), fleet, open_transports, times=times, look_up=look_up)
+    one = Workers(
+        parse(text, "c"),
+        fleet,
+        open_transports,
+        surroundings=Surroundings(look_up=look_up, times=times),
+    )
     await one.start()
     await one.enable_events(enabled=True)
     assert opened == [(ZmqSource("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5657", ""),)]
@@ -129,7 +135,7 @@ async def feeds(
     workers = ", ".join(f"{{endpoint: '{endpoint}', events: auto}}" for endpoint in endpoints)
     text = f"models: [{{name: a}}]\nworkers: [{workers}]\nevents: {events}"
     fleet = FollowedWorkers(1, lambda: 0.0)
-    made = Workers(parse(text, "c"), fleet, open_transports, times=times)
+    made = Workers(parse(text, "c"), fleet, open_transports, surroundings=Surroundings(times=times))
     await made.start()
     yield made, fleet, opened
     await made.close()

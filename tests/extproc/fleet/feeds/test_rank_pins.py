@@ -83,7 +83,7 @@ def test_watched_request_shows_which_rank_computed_it(
     pins = RankPins(Config(), workers, fleet, zero)
     pins.watch(NAME, booked(rank), PROMPT)
     fleet.blocks.held = held
-    pins.look.run()
+    pins.check.run()
     (record,) = workers
     found = record.pin_findings
     assert (found.obeyed.get(CHAT, 0), found.ignored.get(CHAT, 0)) == (obeyed, ignored)
@@ -97,10 +97,10 @@ def test_watch_ends_when_another_worker_answers_or_time_is_up() -> None:
     pins.watch(NAME, moved, PROMPT)
     pins.watch(NAME, late, PROMPT)
     moved.endpoint = "10.0.0.2:80"
-    pins.look.run()
+    pins.check.run()
     now[0] = WATCH_SECONDS + 1.0
     fleet.blocks.held = {0: 2}
-    pins.look.run()
+    pins.check.run()
     (record,) = workers
     assert pins.as_json(record) == []
 
@@ -111,7 +111,7 @@ def test_worker_that_ignores_pins_is_warned_of_once(caplog: pytest.LogCaptureFix
     fleet.blocks.held = {0: 2}
     for _ in range(4):
         pins.watch(NAME, booked(1), PROMPT)
-    pins.look.run()
+    pins.check.run()
     (record,) = workers
     assert pins.as_json(record) == [{"path": CHAT, "obeyed": 0, "ignored": 4, "named": False}]
     assert pins.choice(NAME, CHAT, writes_body=True) == NO_CHOICE

@@ -76,7 +76,7 @@ async def outcomes(one: Workers, made: list[MemoryTransport], name: str) -> Asyn
 
 def has_applied(one: Workers, number: int) -> bool:
     """Whether the batch with this number is in the index, the last one that was published."""
-    (feed,) = one._fleet.feeds.statuses(NAME)
+    (feed,) = one.followed.feeds.statuses(NAME)
     return feed.last_sequence == number and not feed.unapplied
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.fleet.asking.ask_interval import AskInterval
-from extproc.fleet.asking.polling import LOOK_SECONDS, Client, Polling
+from extproc.fleet.asking.polling import CHECK_SECONDS, Client, Polling
 from extproc.fleet.health.doubts import Doubts
 from extproc.fleet.health.health_probe import HealthProbe
 from extproc.fleet.records.table import Table
@@ -129,13 +129,13 @@ def test_healthy_doubted_worker_is_probed_at_once(hung: int) -> None:
 
         polling = Asked()
         doubts = Doubts(table, polling, lambda _: (True, 0), time)  # all feeds are cut
-        polling.start([doubts.look])
+        polling.start([doubts.check])
         await until(workers.has_asked_all, "the hung ones hang in every place")
         (ejected,) = list(table.upstreams)[-1:]
         ejected_at = time()
         table.upstreams.eject(ejected, Judge.DOUBTS, "was ill", ejected_at)
         await until(partial(is_back, ejected, Judge.DOUBTS), "it is back")
-        waits = max(ASKED_AGAIN_SECONDS, RETRY_SECONDS) + 2 * LOOK_SECONDS
+        waits = max(ASKED_AGAIN_SECONDS, RETRY_SECONDS) + 2 * CHECK_SECONDS
         assert time() - ejected_at <= waits
         await polling.close()
         await workers.close()
@@ -168,7 +168,7 @@ def test_unexpected_error_does_not_end_the_probes(
 
         polling = Asked()
         doubts = Doubts(table, polling, lambda _: (True, 0), asyncio.get_running_loop().time)
-        polling.start([doubts.look])
+        polling.start([doubts.check])
         await until(lambda: not left, "it was asked as often")
         await polling.close()
         await failing.close()

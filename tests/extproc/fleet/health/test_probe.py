@@ -176,7 +176,7 @@ class Followed(Polling):
 @contextlib.asynccontextmanager
 async def doubting(table: Table, life: Life) -> AsyncIterator[Followed]:
     polling = Followed()
-    polling.start([Doubts(table, polling, life.sign, time.monotonic).look])
+    polling.start([Doubts(table, polling, life.sign, time.monotonic).check])
     try:
         yield polling
     finally:

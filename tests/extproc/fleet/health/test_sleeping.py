@@ -92,7 +92,7 @@ async def test_doubts_find_a_worker_that_sleeps_and_one_that_woke(
     followed, clock = Followed(table), asyncio.get_running_loop().time
     doubts = Doubts(table, polling, lambda _: (False, 0), clock, followed.sleeping.ask)
     engine.text = metrics("weights_offloaded")
-    polling.start([doubts.look])
+    polling.start([doubts.check])
     table.upstreams.doubt(engine.endpoint, is_doubted=True)
     await until(lambda: against(table, Judge.SLEEP))
     assert [one.is_suspect for one in table.upstreams] == [False]
@@ -107,6 +107,6 @@ async def test_credit_of_a_void_cache_is_uncertain() -> None:
     await until_live(one)
     (worker,) = one.records.values()
     one.sleeping.note(worker, metrics("discard_all").encode())
-    assert not one._fleet.blocks._rules[worker.name].is_certain
+    assert not one.followed.blocks._rules[worker.name].is_certain
     assert one.states.down("127.0.0.1:1") == "its engine sleeps at level 2"
     await one.close()

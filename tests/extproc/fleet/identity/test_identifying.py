@@ -12,6 +12,7 @@ from extproc.base.engine import Engine, Release
 from extproc.config.reader import parse
 from extproc.config.schema import WorkerEngine, WorkerSettings
 from extproc.fleet.asking.asking_times import AskingTimes
+from extproc.fleet.asking.surroundings import Surroundings
 from extproc.fleet.discovery.view import Sighting, merged
 from extproc.fleet.records.worker import Worker as Record
 from extproc.fleet.workers import Workers
@@ -37,7 +38,12 @@ async def followed(
 ) -> AsyncIterator[tuple[Workers, Record]]:
     """A fleet of one worker."""
     text = f"models: [{{name: tiny}}]\nworkers: [{{endpoint: '{endpoint}'{more}}}]"
-    one = Workers(parse(text, "c"), FollowedWorkers(1, lambda: 0.0), lambda _: [], times=times)
+    one = Workers(
+        parse(text, "c"),
+        FollowedWorkers(1, lambda: 0.0),
+        lambda _: [],
+        surroundings=Surroundings(times=times),
+    )
     await one.start()
     try:
         yield one, one.records[endpoint]
@@ -242,7 +248,9 @@ async def test_moved_worker_is_unknown_until_it_answers() -> None:
 async def test_changed_engine_is_told_to_those_who_watch() -> None:
     told: list[tuple[str, Engine | None]] = []
     async with running(Settings()) as engine, followed(engine.endpoint) as (workers, one):
-        workers.identifying.watch(lambda name: told.append((name, workers.records[name].engine)))
+        workers.engines.identifying.watch(
+            lambda name: told.append((name, workers.records[name].engine))
+        )
         await until_runs(one, "vllm", 0, 32)
         named = WorkerSettings(one.name, engine=WorkerEngine("sglang", "0.5.9"))
         await workers.replace(merged({"file": (Sighting(named),)}))

@@ -12,6 +12,7 @@ from extproc.config.reader import parse
 from extproc.config.schema import WorkerSettings
 from extproc.fleet.asking.asking_times import USUAL, AskingTimes
 from extproc.fleet.asking.polling import Client
+from extproc.fleet.asking.surroundings import Surroundings
 from extproc.fleet.discovery.view import Fleet, Sighting, merged
 from extproc.fleet.records.worker import Worker as Record
 from extproc.fleet.workers import Workers
@@ -82,10 +83,9 @@ async def asked(
         parse(CONFIG, "c"),
         fleet,
         lambda _: [],
-        chance=lambda: next(chance),
-        times=times,
+        surroundings=Surroundings(chance=lambda: next(chance), times=times),
     )
-    one.identifying.ask = _unasked  # type: ignore[assignment, method-assign]
+    one.engines.identifying.ask = _unasked  # type: ignore[assignment, method-assign]
     await one.replace(member(name, **more))
     await one.start()
     try:

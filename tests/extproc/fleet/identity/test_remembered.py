@@ -25,7 +25,9 @@ class Fleet:
         config = parse(f"models: [{{name: tiny}}]\nworkers: [{listed}]", "c")
         workers = Workers(config, FollowedWorkers(1, lambda: 0.0), lambda _: [])
         self.records = workers.records
-        self.kept = RememberedWorkers(self.records, workers.identifying, lambda: 1000.0, at_once=2)
+        self.kept = RememberedWorkers(
+            self.records, workers.engines.identifying, lambda: 1000.0, at_once=2
+        )
 
     def speed(self, name: str) -> Speed[object]:
         upstream = self.records[name].upstream

@@ -59,7 +59,7 @@ class Fleet:
 
     def look(self, now: float) -> None:
         self.now = now
-        self.computed.look.run()
+        self.computed.check.run()
 
 
 def test_look_finds_a_prompt_once_all_reusable_blocks_are_stored() -> None:

@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from extproc.fleet.load.computed import LOOK_SECONDS
+from extproc.fleet.load.computed import CHECK_SECONDS
 from extproc.fleet.load.pull_arrivals import MAX_WATCHED, PullArrivals
 from extproc.routing.transfers import MAX_MEASURED_SECONDS
 from kvstate.overlap import Overlap, Prompt
@@ -35,19 +35,19 @@ def test_arrival_is_noted_once_when_the_worker_has_enough() -> None:
     one.begin()
     for blocks in (0, 99, 100, 100):
         one.held = {"w": Overlap(16, (blocks, 0, 0, 0))}
-        one.arrivals.look.run()
+        one.arrivals.check.run()
     ((late, at),) = one.noted
-    assert late == pytest.approx(0.02 + LOOK_SECONDS / 2)
+    assert late == pytest.approx(0.02 + CHECK_SECONDS / 2)
     assert at == 1.0
 
 
 def test_pull_that_never_arrives_is_given_up() -> None:
     one = Watch()
     one.begin()
-    one.arrivals.look.run()
+    one.arrivals.check.run()
     one.now += MAX_MEASURED_SECONDS + 1
     one.held = {"w": Overlap(16, (100, 0, 0, 0))}
-    one.arrivals.look.run()
+    one.arrivals.check.run()
     assert (one.noted, one.asked) == ([], 1)
 
 
@@ -55,9 +55,9 @@ def test_watched_pulls_and_tokens_of_a_look_are_bounded() -> None:
     one = Watch()
     for _ in range(2 * MAX_WATCHED):
         one.begin()
-    one.arrivals.look.run()
+    one.arrivals.check.run()
     assert one.asked == 3
     one.held = {"w": Overlap(16, (100, 0, 0, 0))}
     for _ in range(MAX_WATCHED):
-        one.arrivals.look.run()
+        one.arrivals.check.run()
     assert len(one.noted) == MAX_WATCHED

@@ -95,7 +95,7 @@ async def test_load_in_a_feed_is_preferred_to_a_scrape(engine: Engine, http: Cli
     await asking.ask(http, only(table))
     assert others(table) == 0.0
     polling = Polling()
-    polling.start([asking.look])
+    polling.start([asking.check])
     await until(lambda: others(table) > 8)
     await polling.close()
 

@@ -31,9 +31,9 @@ class Fleet:
             workers.candidates.model_of,
             {"tiny": digest},
             lambda: 5.0,
-            workers.note_printed,
+            workers.engines.note_printed,
         )
-        self.identifying = workers.identifying
+        self.identifying = workers.engines.identifying
         self.identifying.watch(self.kept.note_engine)
 
     def know_engine(self) -> None:

@@ -21,6 +21,7 @@ from extproc.base.engine import SGLANG, VLLM, Engine, Release
 from extproc.config.reader import parse
 from extproc.config.schema import Model
 from extproc.fleet.asking.asking_times import AskingTimes
+from extproc.fleet.asking.surroundings import Surroundings
 from extproc.fleet.proof.verifying import VerifiedCollector
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
@@ -106,7 +107,13 @@ class Before:
         assert tokenizer is not None
         tokenizers = {"tiny": tokenizer}
         self.fleet = ShownWorkers()
-        self.workers = Workers(config, self.fleet, lambda _: [], tokenizers=tokenizers, times=times)
+        self.workers = Workers(
+            config,
+            self.fleet,
+            lambda _: [],
+            encoders=tokenizers,
+            surroundings=Surroundings(times=times),
+        )
         self.router = Router(
             config, self.workers, tokenizers, Metrics(self.workers.states), Random(0)
         )
@@ -122,7 +129,7 @@ class Before:
     @property
     def told(self) -> dict[str, Any]:
         """What GET /models shows about the model."""
-        (shown,) = self.workers.verifying.models_as_json()
+        (shown,) = self.workers.engines.verifying.models_as_json()
         return shown
 
     async def until(self, result: str) -> dict[str, Any]:
@@ -143,7 +150,7 @@ class Before:
 
     def metric(self, result: str) -> float | None:
         registry = CollectorRegistry()
-        registry.register(VerifiedCollector(self.workers.verifying.of_models))
+        registry.register(VerifiedCollector(self.workers.engines.verifying.of_models))
         return registry.get_sample_value(
             "kvsteer_model_verified", {"model": "tiny", "result": result}
         )
@@ -188,7 +195,7 @@ async def test_right_template_is_verified_at_the_start(
         assert before.told["compared"] == OF_MODEL
         assert before.metric("proved") == 1
         assert before.metric("refuted") == 0
-        assert said(before.workers.verifying) == ""
+        assert said(before.workers.engines.verifying) == ""
     assert caplog.text.count("its tokens match those of worker") == 1
 
 
@@ -214,7 +221,7 @@ async def test_wrong_template_is_named_and_trusted_again_once_mended(
             assert told["forms"]["conversations"]["state"] == "refuted"
             assert before.differs() == [True]
             assert before.metric("refuted") == 1
-            assert "found to differ" in said(before.workers.verifying)
+            assert "found to differ" in said(before.workers.engines.verifying)
             assert await before.picked(PLAIN) == listen
         async with simulated(Settings(listen=listen)):
             await before.until("proved")
@@ -263,7 +270,7 @@ async def test_engine_without_tokenize_is_not_verified_and_still_serves(
         await until(lambda: "status 40" in before.told["why"])
         assert before.told["state"] == "unproved"
         assert before.differs() == [False]
-        assert "not proved by worker" in said(before.workers.verifying)
+        assert "not proved by worker" in said(before.workers.engines.verifying)
         assert await before.picked(PLAIN) == worker.endpoint
 
 
@@ -284,7 +291,7 @@ async def test_verify_off_asks_no_worker() -> None:
     async with engine(refuse) as endpoint, Before(endpoint, verify="off") as before:
         assert "tokens" not in before.workers.records[endpoint].polls
         assert before.told["state"] == "off"
-        assert said(before.workers.verifying) == ""
+        assert said(before.workers.engines.verifying) == ""
 
 
 async def test_hanging_worker_delays_no_other_verification() -> None:
