@@ -91,19 +91,19 @@ async def live_cost(
     """Returns the CPU microseconds for each of this many live batches."""
     fleet = FollowedWorkers(1, time.time, random.random)
     fleet.add("w", "m", transports)
-    while fleet.state("w") not in (FeedState.LIVE, FeedState.DEGRADED):
+    while fleet.feeds.state("w") not in (FeedState.LIVE, FeedState.DEGRADED):
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.5)
-    before = fleet.feeds("w")[0].blocks
+    before = fleet.feeds.statuses("w")[0].blocks
     wanted = before + batches * BLOCKS_A_BATCH
     started = time.process_time()
     assert process.stdin
     process.stdin.write(f"{batches}\n")
     process.stdin.flush()
     deadline = time.monotonic() + 60
-    while fleet.feeds("w")[0].blocks < wanted:
+    while fleet.feeds.statuses("w")[0].blocks < wanted:
         if time.monotonic() > deadline:
-            raise SystemExit(f"batches were lost: {fleet.feeds('w')[0]}")
+            raise SystemExit(f"batches were lost: {fleet.feeds.statuses('w')[0]}")
         await asyncio.sleep(0.01)
     cost = (time.process_time() - started) / batches
     await fleet.close()
@@ -139,7 +139,7 @@ async def waits(workers: int, batches: int) -> tuple[Figure, Figure, float]:
     with publishers(workers, batches) as (_, endpoints):
         fleet = FollowedWorkers(1, time.time, random.random)
         fleet.add("w0", "m", [ZmqTransport(ZmqSource(*endpoints[0], ""))])
-        while fleet.state("w0") is not FeedState.LIVE:
+        while fleet.feeds.state("w0") is not FeedState.LIVE:
             await asyncio.sleep(0.01)
         idle = await picks(fleet, None)
         started = time.monotonic()
@@ -148,7 +148,7 @@ async def waits(workers: int, batches: int) -> tuple[Figure, Figure, float]:
             fleet.add(f"w{number}", "m", [ZmqTransport(source)])
         names = [f"w{number}" for number in range(workers)]
         busy = await picks(
-            fleet, lambda: all(fleet.state(name) is FeedState.LIVE for name in names)
+            fleet, lambda: all(fleet.feeds.state(name) is FeedState.LIVE for name in names)
         )
         took = time.monotonic() - started
         await fleet.close()
@@ -164,7 +164,7 @@ async def picks(fleet: FollowedWorkers, are_over: Callable[[], bool] | None) -> 
     while not are_over() if are_over else len(took) < PICKS:
         due = max(due + PICK_INTERVAL_SECONDS, loop.time())
         await asyncio.sleep(max(0.0, due - loop.time()))
-        fleet.overlaps(prompt)
+        fleet.blocks.overlaps(prompt)
         took.append(1e3 * (loop.time() - due))
     tenth = max(1, len(took) // 10)
     parts = [sorted(took[at : at + tenth]) for at in range(0, len(took) - tenth + 1, tenth)]
@@ -212,7 +212,7 @@ async def start(endpoints: tuple[str, str]) -> None:
     fleet = FollowedWorkers(1, time.time, random.random)
     fleet.add("w", "m", [ZmqTransport(ZmqSource(*endpoints, ""))])
     deadline = time.monotonic() + 60
-    while (feed := fleet.feeds("w")[0]).state is not FeedState.LIVE or (
+    while (feed := fleet.feeds.statuses("w")[0]).state is not FeedState.LIVE or (
         feed.blocks - feed.uncertain_blocks < BUFFER_BATCHES * WARM_BLOCKS_A_BATCH
     ):
         if time.monotonic() > deadline:

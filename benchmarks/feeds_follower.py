@@ -41,11 +41,13 @@ async def main() -> None:
     wanted, endpoints = int(sys.argv[1]), json.loads(sys.stdin.readline())
     role, socket = sys.argv[2:] or ("", "")
     fleet = FollowedWorkers(1, time.time, random.random)
-    reading = fleet.read(HELLO) if role == "read" else None
+    reading = fleet.relayed.read(HELLO) if role == "read" else None
     passing = None
     if role == "lead":
-        fleet.taps = Taps(fleet.index.core)
-        passing = Passing(fleet.taps, fleet.hand_over, fleet.hand_over_stores, HELLO)
+        fleet.subscriptions.taps = Taps(fleet.index.core)
+        passing = Passing(
+            fleet.subscriptions.taps, fleet.rows.copy_ranks, fleet.rows.copy_stores, HELLO
+        )
         await passing.start(Path(socket))
     names = [f"w{number}" for number in range(len(endpoints))]
     for name, each in zip(names, endpoints, strict=True):
@@ -56,13 +58,13 @@ async def main() -> None:
 
         fleet.add_source(name, "m", 1, connect)
     task = None if reading is None else asyncio.create_task(keep_reading(reading, Path(socket)))
-    while any(fleet.state(name) is not FeedState.LIVE for name in names):
+    while any(fleet.feeds.state(name) is not FeedState.LIVE for name in names):
         await asyncio.sleep(0.05)
     await asyncio.sleep(COUNTS_SECONDS + 1.0)  # until counts are passed on
-    before = sum(map(fleet.batches, names))
+    before = sum(map(fleet.feeds.batches, names))
     print("ready", flush=True)
     began = time.process_time()
-    while sum(map(fleet.batches, names)) < before + wanted * len(names):
+    while sum(map(fleet.feeds.batches, names)) < before + wanted * len(names):
         await asyncio.sleep(POLL_SECONDS)
     print(time.process_time() - began, flush=True)
     await asyncio.to_thread(sys.stdin.read)

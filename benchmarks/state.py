@@ -70,7 +70,7 @@ class LongestStep:
 
 async def until_live(fleet: FollowedWorkers) -> None:
     """Waits until all ranks are certain."""
-    while any(fleet.state(f"w{rank}") is not FeedState.LIVE for rank in range(RANKS)):
+    while any(fleet.feeds.state(f"w{rank}") is not FeedState.LIVE for rank in range(RANKS)):
         await asyncio.sleep(0.001)
 
 
@@ -103,7 +103,7 @@ async def measured(path: Path, batches: int, *, is_shared: bool) -> list[Row]:
         again.add(f"w{rank}", "m", [transport])
     await until_live(again)
     restore_seconds = time.process_time() - began
-    blocks = sum(sum(again.blocks_by_tier(f"w{rank}")) for rank in range(RANKS))
+    blocks = sum(sum(again.blocks.by_tier(f"w{rank}")) for rank in range(RANKS))
     assert blocks == RANKS * batches * BLOCKS_A_BATCH
     assert [count for _, count in again.stores.blocks()] == [blocks] * is_shared
     await again.close()

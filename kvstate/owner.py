@@ -10,7 +10,7 @@ correct.
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -46,6 +46,7 @@ from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
 from kvstate.rows.format import SavedOwner
 from kvstate.seldom import is_logged
 from kvstate.shared_media import names_media, parted, without_copies
+from kvstate.steps import Steps
 from kvstate.store_gate import StoreGate
 from kvstate.turnover import Turnover
 from kvstate.wire.extras import (
@@ -55,7 +56,7 @@ from kvstate.wire.extras import (
     Admission,
     missed_of,
 )
-from kvstate.wire.zmq_wire import decoding, shared_events
+from kvstate.wire.zmq_wire import decoding, decoding_shared
 
 log = logging.getLogger("kvsteer.feed")
 
@@ -327,7 +328,7 @@ class Owner:
         """Returns what is known of its other attention groups."""
         return OtherGroups(*self._core.other_groups(self.number))
 
-    def applying(self, body: Body) -> Generator[None, None, BatchResult]:
+    def applying(self, body: Body) -> Steps[BatchResult]:
         """Applies one message of the feed in steps, by the core if its format is as expected.
 
         Raises:
@@ -340,7 +341,7 @@ class Owner:
             outcome = (yield from self._proceeding()) if progress is True else progress or None
         return (yield from self.finishing(body, outcome))
 
-    def finishing(self, body: Body, outcome: Outcome | None) -> Generator[None, None, BatchResult]:
+    def finishing(self, body: Body, outcome: Outcome | None) -> Steps[BatchResult]:
         """Applies what the core has left of a message, in steps.
 
         outcome: what the core has done; None if nothing.
@@ -354,9 +355,7 @@ class Owner:
         steps = self._applying_rest(body, outcome)
         return (yield from (steps if self.store is None else self.store.gate.changing(steps)))
 
-    def _applying_rest(
-        self, body: Body, outcome: Outcome | None
-    ) -> Generator[None, None, BatchResult]:
+    def _applying_rest(self, body: Body, outcome: Outcome | None) -> Steps[BatchResult]:
         """Applies what the core has left, and what is in a store, which it has left as well."""
         done, events, clears, faults = outcome or NOTHING_APPLIED
         removal_lost = False
@@ -376,10 +375,10 @@ class Owner:
             faults = tuple([name for name in faults if name != OTHER_LOCALITY])
         return self._report(faults, clears=clears, removal_lost=removal_lost)
 
-    def _sharing(self, body: bytes, store: "Owner") -> Generator[None, None, None]:
+    def _sharing(self, body: bytes, store: "Owner") -> Steps[None]:
         """Applies the events of a message that name the store's locality to it, in steps."""
         self.shares = True
-        events = yield from shared_events(body)
+        events = yield from decoding_shared(body)
         for event in events:
             if isinstance(event, BlocksCopied):
                 yield from self._lending(event, store)
@@ -387,9 +386,7 @@ class Owner:
                 yield from store.applying_events([event])
         store.note_block_size()
 
-    def _storing_shared(
-        self, events: Sequence[Event], store: "Owner"
-    ) -> Generator[None, None, None]:
+    def _storing_shared(self, events: Sequence[Event], store: "Owner") -> Steps[None]:
         """Applies events of the store's media to it, in steps.
 
         MooncakeStoreConnector (vLLM 0.32) names the engine's own hashes, with their group, but
@@ -407,9 +404,7 @@ class Owner:
                 yield from store.applying_events([without_copies(event)])
         store.note_block_size()
 
-    def _lending(
-        self, event: BlocksCopied | BlocksStored, store: "Owner"
-    ) -> Generator[None, None, None]:
+    def _lending(self, event: BlocksCopied | BlocksStored, store: "Owner") -> Steps[None]:
         """Has a store hold blocks that this rank knows by their hashes."""
         is_known = self._core.admission(self.number, event.group) == Admission.INDEXED
         hashes = event.hashes if is_known else []
@@ -424,7 +419,7 @@ class Owner:
         if size != (self.block_size or 0):
             self._learn_block_size(size)
 
-    def applying_events(self, events: Iterable[Event]) -> Generator[None, None, tuple[str, ...]]:
+    def applying_events(self, events: Iterable[Event]) -> Steps[tuple[str, ...]]:
         """Applies events in order, in steps; returns the names of those skipped.
 
         If group_without_kind is among them, everything the rank holds is uncertain now.
@@ -439,7 +434,7 @@ class Owner:
             yield from self.demoting()
         return tuple(faults)
 
-    def forgetting(self) -> Generator[None, None, None]:
+    def forgetting(self) -> Steps[None]:
         """Forgets its blocks and formats, in steps: it may be another engine now."""
         self._names_salts = self._names_loras = None
         self._stored.numbered.pop(self, None)
@@ -454,7 +449,7 @@ class Owner:
                 return
             self.orphans.park(orphan)
 
-    def demoting(self) -> Generator[None, None, None]:
+    def demoting(self) -> Steps[None]:
         """Makes all its blocks uncertain, in steps: its feed has a hole here.
 
         Until it is done, some still count as certain, unless the rank is not trusted.
@@ -465,7 +460,7 @@ class Owner:
             yield
         self._turnover.begin(self.status["removed_certain"])
 
-    def saving(self, rows: list[bytes]) -> Generator[None, None, SavedOwner]:
+    def saving(self, rows: list[bytes]) -> Steps[SavedOwner]:
         """Returns what is known besides the blocks, and appends their rows, in steps.
 
         Nothing else may change its blocks until it is done.
@@ -485,7 +480,7 @@ class Owner:
             yield
         return saved
 
-    def restoring(self, saved: SavedOwner, rows: list[bytes]) -> Generator[None, None, bool]:
+    def restoring(self, saved: SavedOwner, rows: list[bytes]) -> Steps[bool]:
         """Takes what was saved of a rank, in steps; returns whether it could.
 
         If it could not, it holds nothing, as before.
@@ -510,7 +505,7 @@ class Owner:
         self.resume()
         return True
 
-    def _proceeding(self) -> Generator[None, None, Outcome | None]:
+    def _proceeding(self) -> Steps[Outcome | None]:
         """Continues a long message in the core; gives it up if the steps are stopped early.
 
         Returns what was applied, None if nothing was.
@@ -557,7 +552,7 @@ class Owner:
         if is_logged(self._block_sizes):
             log.info("%s: block size learned: %s", self.worker, block_size)
 
-    def _clearing(self) -> Generator[None, None, None]:
+    def _clearing(self) -> Steps[None]:
         """Forgets its blocks."""
         self.orphans.clear()
         while not self._core.clear_some(self.number, WORK):
@@ -565,7 +560,7 @@ class Owner:
         self._may_be_uncertain = False
         self._turnover.begin(self.status["removed_certain"])
 
-    def _applying(self, event: Event) -> Generator[None, None, str]:
+    def _applying(self, event: Event) -> Steps[str]:
         """Applies one event; returns the name under which it was skipped, "" if it was not."""
         admission: int = Admission.INDEXED
         match event:
@@ -593,7 +588,7 @@ class Owner:
         self._names_salts = _either(new=event.names_salts, known=self._names_salts)
         self._names_loras = _either(new=event.names_loras, known=self._names_loras)
 
-    def _storing(self, event: BlocksStored) -> Generator[None, None, None]:
+    def _storing(self, event: BlocksStored) -> Steps[None]:
         self._note_layout(event)
         self._stored.note(self, event)
         may_repeat = event.parent is None and self._may_reuse(event)
@@ -648,7 +643,7 @@ class Owner:
             may_repeat,
         )
 
-    def _copying(self, event: BlocksCopied) -> Generator[None, None, None]:
+    def _copying(self, event: BlocksCopied) -> Steps[None]:
         before = self._core.status(self.number)["over_limit"]
         for begin in range(0, len(event.hashes), _COPIES):
             some = event.hashes[begin : begin + _COPIES]
@@ -657,7 +652,7 @@ class Owner:
                 return
             yield
 
-    def _parking(self, event: BlocksStored) -> Generator[None, None, None]:
+    def _parking(self, event: BlocksStored) -> Steps[None]:
         for orphan in orphans_of(event):
             self.count("orphaned")
             if self._is_full():
@@ -666,7 +661,7 @@ class Owner:
             self.orphans.park(orphan)
             yield
 
-    def _attaching(self, block: BlockHash) -> Generator[None, None, None]:
+    def _attaching(self, block: BlockHash) -> Steps[None]:
         """Stores the orphans of a block that arrived, and then the orphans of each of those."""
         turned_up = [block]
         while turned_up:
@@ -691,7 +686,7 @@ class Owner:
             MAY_REPEAT,  # what brought its parent may have announced it again, too
         )
 
-    def _storing_ends(self, event: OtherGroupStored) -> Generator[None, None, None]:
+    def _storing_ends(self, event: OtherGroupStored) -> Steps[None]:
         """Notes a group, and the blocks of it that are on the device."""
         if tier_of(event.medium) is not Tier.DEVICE:
             return
@@ -712,7 +707,7 @@ class Owner:
         """Whether the engine could have reused any part of the prompt of this store before."""
         return self._core.may_reuse(self.number, event.hashes, event.block_size)
 
-    def _removing(self, event: BlocksRemoved) -> Generator[None, None, None]:
+    def _removing(self, event: BlocksRemoved) -> Steps[None]:
         lefts = event.remaining_copies or repeat(None, len(event.hashes))
         admission = self._core.admission(self.number, event.group)
         is_end = admission == Admission.OTHER_GROUP and tier_of(event.medium) is Tier.DEVICE

@@ -7,13 +7,14 @@ A removal, of any rank's part of a block, removes it for all.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 
 from kvstate.core import Core
 from kvstate.events import ALL_TAKEN, BatchResult, Body
 from kvstate.owner import Owner
+from kvstate.steps import Steps
 from kvstate.store_gate import StoreGate
-from kvstate.wire.mooncake_wire import PoolBlock, pool_blocks
+from kvstate.wire.mooncake_wire import PoolBlock, decoding_pool
 
 # Hashes that wait for a worker to name them, and how many later messages look for each.
 MAX_WAITING = 65_536
@@ -42,7 +43,7 @@ class Pool:
         self._waiting: OrderedDict[PoolBlock, int] = OrderedDict()
         self._last_lender: Owner | None = None
 
-    def applying(self, body: Body) -> Generator[None, None, BatchResult]:
+    def applying(self, body: Body) -> Steps[BatchResult]:
         """Applies one message.
 
         Raises:
@@ -50,10 +51,10 @@ class Pool:
         """
         return (yield from self._gate.changing(self._applying(body)))
 
-    def _applying(self, body: Body) -> Generator[None, None, BatchResult]:
+    def _applying(self, body: Body) -> Steps[BatchResult]:
         if not isinstance(body, bytes):
             return ALL_TAKEN
-        blocks, faults = yield from pool_blocks(body)
+        blocks, faults = yield from decoding_pool(body)
         self.counts.update(faults)
         yield from self._looking_again()
         for block in blocks:
@@ -64,23 +65,23 @@ class Pool:
             yield
         return BatchResult(faults=faults) if faults else ALL_TAKEN
 
-    def forgetting(self) -> Generator[None, None, None]:
+    def forgetting(self) -> Steps[None]:
         """Forgets all blocks: the master restarted, and its pool is empty."""
         yield from self._gate.changing(self._forgetting())
 
-    def _forgetting(self) -> Generator[None, None, None]:
+    def _forgetting(self) -> Steps[None]:
         self._waiting.clear()
         for store, _ in self._owners():
             yield from store.forgetting()
 
-    def demoting(self) -> Generator[None, None, None]:
+    def demoting(self) -> Steps[None]:
         """Leaves the blocks as they are: none of a store's is certain, and each is forgotten."""
         yield from ()
 
     def trust(self, *, trusted: bool) -> None:
         """Part of `Sink`; changes nothing, since blocks of stores count as uncertain anyway."""
 
-    def _looking_again(self) -> Generator[None, None, None]:
+    def _looking_again(self) -> Steps[None]:
         """Looks again for blocks that no worker had named."""
         for block in list(self._waiting)[:_LOOKS_AT_ONCE]:
             looks = self._waiting.pop(block)

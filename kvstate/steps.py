@@ -1,12 +1,21 @@
-"""Long work in steps: a generator that yields between them and returns a result."""
+"""Long work in steps: a generator that yields between them, and returns a result.
+
+The event loop also serves requests, so what may take long here is written as steps of well under a
+millisecond. A function that returns `Steps` has done nothing yet when it returns. Its caller does
+the steps: by `yield from` if it is written as steps itself, with pauses (`Turns.run`), or all at
+once (`finished`). A call whose steps nobody does is an error that mypy does not see, as it lets the
+value of any call go; tests/kvstate/test_steps.py finds it, by the names of these functions.
+"""
 
 from collections.abc import Generator, Iterator
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 Result = TypeVar("Result")
 
+Steps: TypeAlias = Generator[None, None, Result]
 
-class Steps(Generic[Result]):
+
+class StepByStep(Generic[Result]):
     """Does one step of some work for each iteration, and keeps its result.
 
     result: there after the last step.
@@ -14,16 +23,16 @@ class Steps(Generic[Result]):
 
     result: Result
 
-    def __init__(self, work: Generator[None, None, Result]) -> None:
-        self._work = work
+    def __init__(self, steps: Steps[Result]) -> None:
+        self._steps = steps
 
     def __iter__(self) -> Iterator[None]:
-        self.result = yield from self._work
+        self.result = yield from self._steps
 
 
-def finished(work: Generator[None, None, Result]) -> Result:
+def finished(steps: Steps[Result]) -> Result:
     """Does all steps of some work at once and returns its result."""
-    steps = Steps(work)
-    for _ in steps:
+    run = StepByStep(steps)
+    for _ in run:
         pass
-    return steps.result
+    return run.result

@@ -1,8 +1,6 @@
 """Keeps apart what changes stores and what copies one as a whole, both in short steps."""
 
-from collections.abc import Generator
-
-from kvstate.steps import Result
+from kvstate.steps import Result, Steps
 
 
 class StoreGate:
@@ -15,7 +13,7 @@ class StoreGate:
         self._changes = 0
         self._copies = 0
 
-    def changing(self, steps: Generator[None, None, Result]) -> Generator[None, None, Result]:
+    def changing(self, steps: Steps[Result]) -> Steps[Result]:
         """Does a change in steps, and returns its result."""
         while self._copies:
             yield
@@ -25,7 +23,7 @@ class StoreGate:
         finally:
             self._changes -= 1
 
-    def copying(self, steps: Generator[None, None, Result]) -> Generator[None, None, Result]:
+    def copying(self, steps: Steps[Result]) -> Steps[Result]:
         """Copies in steps what nothing changes meanwhile, and returns its result."""
         while self._copies:
             yield

@@ -1,7 +1,7 @@
 """Stores that workers share: whose blocks count for each worker that mounts them.
 
 A worker's events name what it put into a store, by their locality
-(`kvstate.wire.zmq_wire.shared_events`) or by their medium (`kvstate.shared_media`); or the store
+(`kvstate.wire.zmq_wire.decoding_shared`) or by their medium (`kvstate.shared_media`); or the store
 publishes events of its own (`kvstate.pools`). These blocks are the store's: a removal by any
 publisher removes them for all. Most stores tell of no removals, such as files that somebody else
 deletes; so blocks are forgotten some time after they were last stored, and none of them is ever
@@ -11,7 +11,7 @@ A restarted router begins with what was saved of a store, but credits nothing of
 worker that may have changed it is proven to be the same, and what it sent meanwhile is applied.
 """
 
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from kvstate.overlap import Prompt
 from kvstate.owner import Owner
 from kvstate.pools import Pool
 from kvstate.rows.format import SavedStore, SavedStoreRows
+from kvstate.steps import Steps
 from kvstate.store_gate import StoreGate
 
 
@@ -99,6 +100,10 @@ class Stores:
         self._pooled.add(store)
         return Pool(self._index.core, lambda: self._lenders(store), self.gate)
 
+    def is_pooled(self, store: str) -> bool:
+        """Returns whether a store publishes events of its own."""
+        return store in self._pooled
+
     def owner(self, store: str, model: str) -> Owner | None:
         """Returns the owner of a store's blocks of a model, None if there is no such store."""
         is_known = any(rules.name == store for rules in self._rules)
@@ -162,7 +167,7 @@ class Stores:
                     self._swept_at[place] += rules.max_age_seconds
                     yield owner
 
-    def saving(self, now: float) -> Iterator[Generator[None, None, SavedStoreRows]]:
+    def saving(self, now: float) -> Iterator[Steps[SavedStoreRows]]:
         """Yields what saves each store that can be proven later, in steps.
 
         Not those that publish events of their own: what they removed meanwhile is never told.
@@ -175,7 +180,7 @@ class Stores:
 
     def _saving(
         self, rules: StoreRules, model: str, owner: Owner, now: float
-    ) -> Generator[None, None, SavedStoreRows]:
+    ) -> Steps[SavedStoreRows]:
         rows: list[bytes] = []
         saved = yield from owner.saving(rows)
         ranks = self._ranks.items()
@@ -201,7 +206,7 @@ class Stores:
             return "it is too old, or of another time"
         return ""
 
-    def restoring(self, saved: SavedStoreRows) -> Generator[None, None, bool]:
+    def restoring(self, saved: SavedStoreRows) -> Steps[bool]:
         """Takes what was saved of a store, in steps, before any worker is followed.
 
         Returns whether it could. Nothing of it counts before all its publishers are proven.
@@ -233,7 +238,7 @@ class Stores:
             if worker is None or worker in workers:
                 self._lost.add(place)
 
-    def forgetting(self) -> Generator[None, None, None]:
+    def forgetting(self) -> Steps[None]:
         """Forgets, in steps, the stores that cannot be proven any more."""
         while self._lost:
             place = next(iter(self._lost))

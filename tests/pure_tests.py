@@ -13,8 +13,8 @@ from tests.imports import MEASURED, MODULES, ROOT, imports_in, pure_modules
 # Quick tests of shells that run pure modules as well.
 BESIDES = (
     "tests/extproc/admin/test_report.py",
-    "tests/extproc/fleet/test_computed.py",
-    "tests/extproc/fleet/test_proof_memory.py",
+    "tests/extproc/fleet/load/test_computed.py",
+    "tests/extproc/fleet/proof/test_proof_memory.py",
     "tests/extproc/commands/test_admin_client.py",
     "tests/extproc/requests/test_known_messages.py",
     "tests/extproc/requests/test_paths.py",

@@ -22,7 +22,7 @@ from extproc.config.schema import Config
 from extproc.disaggregation.legs import WORDS
 from extproc.features.fetching.store_figures import StoreCollector
 from extproc.fleet.discovery.discovery import DiscoveryCollector
-from extproc.fleet.verifying import VerifiedCollector
+from extproc.fleet.proof.verifying import VerifiedCollector
 from extproc.observing import outcomes
 from extproc.observing.deliveries import Deliveries, SteeringCollector
 from extproc.observing.faults import FaultCollector, Faults

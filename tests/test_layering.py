@@ -52,7 +52,7 @@ CORE = {
     "extproc.features.fetching.pulling",
     "extproc.features.fetching.stores",
     "extproc.features.fetching.term",
-    "extproc.fleet.identity",
+    "extproc.fleet.records.engine_identity",
     "extproc.fleet.discovery.pods",
     "extproc.fleet.discovery.view",
     "extproc.commands.doctor.envoy_dump",

@@ -102,20 +102,20 @@ PROMISES = {
     ),
     "it can neither take blocks from other workers": "kvstate/test_index_by_oracle.py::",
     "a worker may name only its own host": (
-        "extproc/fleet/test_feeds.py::test_feed_host_must_be_of_the_worker_or_listed"
+        "extproc/fleet/feeds/test_feeds.py::test_feed_host_must_be_of_the_worker_or_listed"
     ),
     "no publisher that another worker named before": (
-        "extproc/fleet/test_feeds.py::test_feed_of_another_worker_is_not_credited_to_its_announcer"
+        "extproc/fleet/feeds/test_feeds.py::test_feed_of_another_worker_is_not_credited_to_its_announcer"
     ),
     "A pod's annotation may name 64 ranks": (
-        "extproc/fleet/test_feeds.py::test_ranks_beyond_64_are_refused_unless_more_are_configured"
+        "extproc/fleet/feeds/test_feeds.py::test_ranks_beyond_64_are_refused_unless_more_are_configured"
     ),
     "`/tokenize` answers are bounded as well": (
-        "extproc/fleet/test_verifying.py"
+        "extproc/fleet/proof/test_verifying.py"
         "::test_endless_answer_is_read_up_to_its_limit_and_blocks_nothing"
     ),
     "only that worker is routed approximately": (
-        "extproc/fleet/test_verifying.py::test_difference_of_one_worker_is_named_among_others"
+        "extproc/fleet/proof/test_verifying.py::test_difference_of_one_worker_is_named_among_others"
     ),
     "delay those of the others by at most one turn": (
         "kvstate/feeds/test_turns.py::test_turns_per_loop_iteration_are_bounded"

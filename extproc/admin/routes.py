@@ -170,7 +170,7 @@ def fleet_routes(
         return answered(await listed(workers.states.statuses()))
 
     async def get_models(_: web.Request) -> web.Response:
-        shown = workers.verifying.models_as_json()
+        shown = workers.engines.verifying.models_as_json()
         return web.json_response([{**one, "hung": router.is_hung(one["model"])} for one in shown])
 
     async def get_apis(_: web.Request) -> web.Response:

@@ -12,7 +12,7 @@ from extproc.base import address, logs
 from extproc.base.errors import ConfigError, StartError, importing_extra
 from extproc.config.feed_kinds import configured
 from extproc.config.schema import WorkerEvents
-from extproc.fleet.feed_openers import open_feed
+from extproc.fleet.feeds.feed_openers import open_feed
 from kvstate.bridge.rank import BridgeLimits
 from kvstate.feeds.transport import FeedTransport
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from extproc.base.engine import Engine, changes_prompts
 from extproc.config.schema import Config
 from extproc.config.sections import BOTH
-from extproc.fleet.rank_pins import RankPins
-from extproc.fleet.record import Table, Worker
+from extproc.fleet.feeds.rank_pins import RankPins
+from extproc.fleet.records.table import Table
+from extproc.fleet.records.worker import Worker
 from extproc.requests.dialect import Dialect, ModelDialects, spoken_by
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.candidates.pins import RankChoice
@@ -23,7 +24,8 @@ from kvstate.stores import StoredTokens
 class Candidates:
     """Every worker as a candidate for requests to a model.
 
-    upstreams: the records of the workers' endpoints. loads: their load.
+    upstreams: the records of the workers' endpoints. loads: their load. pins: the ranks that
+    requests name to them.
     """
 
     def __init__(
@@ -34,10 +36,12 @@ class Candidates:
         loads: Loads,
         pins: RankPins,
     ) -> None:
-        self._pins = pins
+        self.pins = pins
         self._config = config
         self._table = table
         self._fleet = fleet
+        self._blocks = fleet.blocks
+        self._feeds = fleet.feeds
         self.upstreams = table.upstreams
         self.loads = loads
         self._changed = asyncio.Event()
@@ -139,11 +143,11 @@ class Candidates:
 
     def overlaps(self, prompt: Prompt) -> Mapping[str, Overlap]:
         """Returns the overlap of every worker that holds the prompt's first block, by name."""
-        return self._fleet.overlaps(prompt)
+        return self._blocks.overlaps(prompt)
 
     def tokens_on_host(self, prompt: Prompt) -> Mapping[str, int]:
         """Returns how many first tokens of a prompt each worker has in host memory, by name."""
-        return self._fleet.tokens_on(prompt, Tier.HOST)
+        return self._blocks.tokens_on(prompt, Tier.HOST)
 
     def stored(self, prompt: Prompt) -> Iterable[StoredTokens]:
         """Returns what each store has of a prompt, and the workers that mount it."""
@@ -161,23 +165,23 @@ class Candidates:
 
     def state(self, name: str) -> str:
         """Returns the state of a worker's feeds."""
-        return self._fleet.state(name).value
+        return self._feeds.state(name).value
 
     def ranks(self, name: str) -> int:
         """Returns how many ranks a worker has; 0 if unknown."""
-        return self._fleet.ranks(name)
+        return self._feeds.ranks(name)
 
     @property
     def names_ranks(self) -> bool:
         """Whether requests may name the rank that computes them."""
-        return self._fleet.names_ranks
+        return self._blocks.names_ranks
 
     def rank_choice(self, name: str, path: str, *, writes_body: bool) -> RankChoice:
         """Returns how a request on a path may name a rank of a worker.
 
         writes_body: whether the request's body may be changed.
         """
-        return self._pins.choice(name, path, writes_body=writes_body)
+        return self.pins.choice(name, path, writes_body=writes_body)
 
     def note_saved(self, name: str, tokens: int, now: float) -> None:
         """Notes that a worker's cache saves so many tokens of a request sent to it."""
@@ -216,7 +220,7 @@ class Candidates:
 
     def block_size(self, name: str) -> int:
         """Returns the tokens in a worker's block: by its events, else as configured or reported."""
-        announced = self._fleet.block_size(name)
+        announced = self._blocks.block_size(name)
         if announced is not None:
             return announced
         worker = self._table.get(name)

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from extproc.config.sections import PREFILL, Disaggregation
-from extproc.fleet.record import Table, Worker
+from extproc.fleet.records.table import Table
+from extproc.fleet.records.worker import Worker
 
 # By model: ip:port of each worker, and whether it takes new requests.
 ByModel = dict[str, list[tuple[str, bool]]]

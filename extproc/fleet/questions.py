@@ -3,24 +3,21 @@
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from extproc.config.schema import Config
-from extproc.fleet.ask_interval import AskInterval
+from extproc.fleet.asking.ask_interval import AskInterval
+from extproc.fleet.asking.polling import Client, PeriodicCheck, Polling, Question
 from extproc.fleet.candidates import Candidates
-from extproc.fleet.computed import Computed
-from extproc.fleet.doubts import Doubts
-from extproc.fleet.health_probe import HealthProbe
-from extproc.fleet.identifying import Identifying
-from extproc.fleet.learning import Learning
-from extproc.fleet.load_reports import LoadReports
-from extproc.fleet.polling import Client, Polling, Question
-from extproc.fleet.pull_arrivals import PullArrivals
-from extproc.fleet.rank_pins import RankPins
-from extproc.fleet.record import SelfReport, Table, Worker
-from extproc.fleet.sleeping import Sleeping
-from extproc.fleet.verifying import Verifying
+from extproc.fleet.engine_knowledge import EngineKnowledge
+from extproc.fleet.health.doubts import Doubts
+from extproc.fleet.health.health_probe import HealthProbe
+from extproc.fleet.health.sleeping import Sleeping
+from extproc.fleet.identity.learning import Learning
+from extproc.fleet.load.computed import Computed
+from extproc.fleet.load.load_reports import LoadReports
+from extproc.fleet.load.pull_arrivals import PullArrivals
+from extproc.fleet.records.shared import SharedByFleet
+from extproc.fleet.records.worker import SelfReport, Worker
 from kvstate.events import EngineLoad
 from kvstate.feeds.feed import FeedState
-from kvstate.fleet import FollowedWorkers
 
 
 class _RegularQuestion(Protocol):
@@ -36,65 +33,65 @@ class _RegularQuestion(Protocol):
 class Questions:
     """Asks workers for their load, their health, what they serve and how they tokenize.
 
-    verifying, learning, identifying: three of the questions. chance: returns 0 to 1, for jitter.
-    monotonic: seconds; the clock of the loads. make_client: makes the HTTP client. regular: the
-    questions that every worker is asked once an interval. polling: carries out all questions, also
-    those of the feeds. pulls: looks when workers have what they pull from others.
+    engines, learning, sleeping: what some of the questions are for. regular: the questions that
+    every worker is asked once an interval. polling: carries out all questions, also those of the
+    feeds. pulls: looks when workers have what they pull from others.
     """
 
     def __init__(
         self,
-        config: Config,
-        table: Table,
-        fleet: FollowedWorkers,
+        shared: SharedByFleet,
         candidates: Candidates,
-        verifying: Verifying,
+        engines: EngineKnowledge,
         learning: Learning,
-        identifying: Identifying,
-        pins: RankPins,
-        chance: Callable[[], float],
-        monotonic: Callable[[], float],
-        make_client: Callable[[], Client],
         sleeping: Sleeping,
     ) -> None:
-        self._table = table
-        self._fleet = fleet
-        self._verifying = verifying
+        self._shared = shared
+        self._table = shared.table
+        self._feeds = shared.followed.feeds
+        self._engines = engines
         self._learning = learning
-        self._identifying = identifying
-        self.polling = Polling(make_client)
-        policy, loads = config.policy, candidates.loads
-        reports = LoadReports(
-            table,
-            loads,
-            self._feed_loads,
-            AskInterval(policy.scrape_interval_ms / 1000, chance, monotonic),
-            monotonic,
-            sleeping.note,
-        )
-        self.regular: list[_RegularQuestion] = [reports] if policy.scrape_interval_ms else []
-        computed = Computed(
-            table, loads, fleet.overlaps, fleet.batches, candidates.block_size, monotonic
-        )
-        self.pulls = PullArrivals(fleet.overlaps, self._delay_seconds, monotonic)
-        self._looks = [reports.look]
-        if policy.probe_interval_ms is None:
+        self.polling = Polling(shared.surroundings.make_client)
+        self.regular: list[_RegularQuestion] = []
+        self._checks: list[PeriodicCheck] = []
+        self._add_health(sleeping)
+        self._checks += [engines.identifying.check, candidates.pins.check]
+        overlaps = shared.followed.blocks.overlaps
+        self.pulls = PullArrivals(overlaps, self._delay_seconds, shared.monotonic)
+        if shared.config.disaggregation.price_pulls:
+            self._checks.append(self.pulls.check)
+        self._add_load(candidates, sleeping)
+
+    def _add_health(self, sleeping: Sleeping) -> None:
+        """Adds the health probe, or what asks only workers in doubt; by default the latter."""
+        table, monotonic = self._table, self._shared.monotonic
+        interval_ms = self._shared.config.policy.probe_interval_ms
+        if interval_ms is None:
             doubts = Doubts(table, self.polling, self._sign_of_life, monotonic, sleeping.ask)
-            self._looks.append(doubts.look)
-        elif policy.probe_interval_ms:
-            interval = AskInterval(policy.probe_interval_ms / 1000, chance, monotonic)
+            self._checks.append(doubts.check)
+        elif interval_ms:
+            interval = AskInterval(interval_ms / 1000, self._shared.chance, monotonic)
             self.regular.append(HealthProbe(table, interval, monotonic))
-        self._looks += [identifying.look, pins.look]
+
+    def _add_load(self, candidates: Candidates, sleeping: Sleeping) -> None:
+        """Adds what reads the workers' load, and what measures how fast they compute."""
+        table, monotonic, loads = self._table, self._shared.monotonic, candidates.loads
+        policy, blocks = self._shared.config.policy, self._shared.followed.blocks
+        interval = AskInterval(policy.scrape_interval_ms / 1000, self._shared.chance, monotonic)
+        reports = LoadReports(table, loads, self._feed_loads, interval, monotonic, sleeping.note)
+        if policy.scrape_interval_ms:
+            self.regular.append(reports)
+        self._checks.append(reports.check)
         if policy.learn:
-            self._looks.append(computed.look)
-        if config.disaggregation.price_pulls:
-            self._looks.append(self.pulls.look)
+            batches, size = self._feeds.batches, candidates.block_size
+            computed = Computed(table, loads, blocks.overlaps, batches, size, monotonic)
+            self._checks.append(computed.check)
 
     def start(self) -> None:
-        """Asks every worker, and looks at what needs no answer."""
+        """Asks every worker, and begins the periodic checks."""
         for worker in self._table:
             self.ask(worker)
-        self.polling.start(self._looks)
+        self.polling.start(self._checks)
 
     def stop(self) -> None:
         """Asks no worker any more."""
@@ -106,7 +103,8 @@ class Questions:
         """Starts a worker's regular questions, and stops those that it no longer needs."""
         for one in self.regular:
             self._poll(worker, one.question, one.ask, one.interval.first_seconds())
-        verifying, learning, identifying = self._verifying, self._learning, self._identifying
+        verifying, identifying = self._engines.verifying, self._engines.identifying
+        learning = self._learning
         identifying.expect(worker)
         self._poll(worker, identifying.question, identifying.ask)
         verifying.expect(worker)
@@ -140,10 +138,10 @@ class Questions:
 
     def _feed_loads(self, name: str) -> list[tuple[EngineLoad, float]]:
         """Returns the last load that each of a worker's feeds reported, with its age in seconds."""
-        reported = self._fleet.loads(name)
+        reported = self._feeds.loads(name)
         return [(one.load, one.age_seconds) for one in reported if one is not None]
 
     def _sign_of_life(self, name: str) -> tuple[bool, int]:
         """Returns whether a worker's feed has no connection, and its number of batches so far."""
-        is_cut = self._fleet.state(name) in (FeedState.STALE, FeedState.CONNECTING)
-        return is_cut, self._fleet.batches(name)
+        is_cut = self._feeds.state(name) in (FeedState.STALE, FeedState.CONNECTING)
+        return is_cut, self._feeds.batches(name)

@@ -3,12 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from extproc.config.sections import Disaggregation
 from extproc.fleet.candidates import Candidates, adapters_of
-from extproc.fleet.feeds import Feeds, feed_as_json
-from extproc.fleet.rank_pins import RankPins
-from extproc.fleet.record import Table, Worker
-from extproc.fleet.reuse import Reuse
+from extproc.fleet.engine_knowledge import EngineKnowledge
+from extproc.fleet.feeds.feeds import Feeds, feed_as_json
+from extproc.fleet.records.shared import SharedByFleet
+from extproc.fleet.records.worker import Worker
 from extproc.fleet.strays import Strays
 from extproc.observing.outcomes import (
     BLOCKS,
@@ -19,10 +18,9 @@ from extproc.observing.outcomes import (
     Outcome,
     likely_cause,
 )
-from extproc.proof.trust import SILENT, Proofs
+from extproc.proof.trust import SILENT
 from extproc.routing.load.loads import Load
 from kvstate.feeds.feed import FeedState
-from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Tier
 
 
@@ -30,36 +28,31 @@ class States:
     """The state of every worker, and what its requests' outcomes are compared with.
 
     records: by name. source_fault: returns what is wrong with a source of workers, by its name; ""
-    if nothing is. monotonic: seconds; the clock of the loads.
+    if nothing is.
     """
 
     def __init__(
         self,
-        table: Table,
-        fleet: FollowedWorkers,
+        shared: SharedByFleet,
         candidates: Candidates,
-        proofs: Proofs,
-        pins: RankPins,
-        reuse: Reuse,
-        strays: Strays,
+        engines: EngineKnowledge,
         feeds: Feeds,
+        strays: Strays,
         source_fault: Callable[[str], str],
-        monotonic: Callable[[], float],
-        disaggregation: Disaggregation,
     ) -> None:
-        self._transfer_rules = disaggregation
-        self.records: Mapping[str, Worker] = table.by_name
-        self._table = table
-        self._fleet = fleet
+        self._transfer_rules = shared.config.disaggregation
+        self.records: Mapping[str, Worker] = shared.table.by_name
+        self._table = shared.table
+        self._fleet = shared.followed
         self._candidates = candidates
         self._loads = candidates.loads
-        self._proofs = proofs
-        self._pins = pins
-        self._reuse = reuse
+        self._proofs = engines.proofs
+        self._pins = candidates.pins
+        self._reuse = engines.reuse
         self._strays = strays
         self._feeds = feeds
         self._source_fault = source_fault
-        self._monotonic = monotonic
+        self._monotonic = shared.monotonic
 
     def statuses(self) -> Iterator[dict[str, Any]]:
         """Yields the answer of GET /workers, each worker as it is when it is reached.
@@ -74,7 +67,7 @@ class States:
     def _status(self, worker: Worker) -> dict[str, Any]:
         name, endpoint = worker.name, worker.endpoint
         candidates = self._candidates
-        tiers, share = self._fleet.blocks_by_tier(name), worker.store_share
+        tiers, share = self._fleet.blocks.by_tier(name), worker.store_share
         adapters = adapters_of(worker, is_listed=True)
         disbelieved, why = self._proofs.disbelief(name)
         return {
@@ -85,7 +78,7 @@ class States:
             "state": disbelieved or candidates.state(name),
             "reason": self._reason(worker),
             "block_size": candidates.block_size(name),
-            "feeds": [feed_as_json(status, why) for status in self._fleet.feeds(name)],
+            "feeds": [feed_as_json(status, why) for status in self._fleet.feeds.statuses(name)],
             "blocks_by_tier": {
                 tier.name.lower(): count for tier, count in zip(Tier, tiers, strict=True)
             },
@@ -136,17 +129,17 @@ class States:
     def fills(self) -> Iterator[tuple[str, int, int]]:
         """Yields the name, requests in flight and blocks of one worker after the other."""
         for worker in list(self._table):
-            blocks = sum(self._fleet.blocks_by_tier(worker.name))
+            blocks = sum(self._fleet.blocks.by_tier(worker.name))
             yield worker.name, self._loads.in_flight(worker.endpoint), blocks
 
     def replays_done(self) -> bool:
         """Returns whether no feed is connecting or replaying."""
-        states = {self._fleet.state(name) for name in self.records}
+        states = {self._fleet.feeds.state(name) for name in self.records}
         return states.isdisjoint((FeedState.CONNECTING, FeedState.REPLAYING))
 
     def index_bytes(self) -> int:
         """Returns the memory of the block index."""
-        return self._fleet.index_bytes()
+        return self._fleet.index.memory()
 
     def tokens_per_second(self, name: str) -> float:
         """Returns how many prompt tokens a worker computes in a second; 0 if it is unknown."""
@@ -168,8 +161,8 @@ class States:
             SILENT if self._proofs.silence(name) else self._candidates.state(name),
             tokens_differ=self._proofs.differs(name),
             block_size=self._candidates.block_size(name),
-            ranks=self._fleet.ranks(name),
-            overlaps={} if prompt is None else self._fleet.overlaps(prompt),
+            ranks=self._fleet.feeds.ranks(name),
+            overlaps={} if prompt is None else self._fleet.blocks.overlaps(prompt),
             reuse_cause=self._reuse.cause(outcome),
             uncertain_because=self._uncertain_because(outcome),
         )
@@ -179,7 +172,7 @@ class States:
         if not self._proofs.is_certain(outcome.worker, outcome.forms):
             return FORM
         of_engine = self._reuse.uncertain_because(outcome.worker)
-        is_any_rank = self._fleet.ranks(outcome.worker) > 1 and not outcome.names_rank
+        is_any_rank = self._fleet.feeds.ranks(outcome.worker) > 1 and not outcome.names_rank
         return of_engine or (RANK if is_any_rank else BLOCKS)
 
     def note_usage(self, outcome: Outcome, known: Callable[[], Circumstances]) -> None:

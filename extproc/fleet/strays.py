@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from extproc.fleet.record import Table
+from extproc.fleet.records.table import Table
 from extproc.observing.deliveries import NOBODY_FOLLOWED
 
 

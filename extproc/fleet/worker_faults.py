@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from extproc.base.fault import WORKERS_AT_ONCE, Fault
-from extproc.fleet.record import Table, Worker
+from extproc.fleet.records.table import Table
+from extproc.fleet.records.worker import Worker
 from kvstate.feeds.feed import FeedState
 from kvstate.fleet import FollowedWorkers
 
@@ -74,13 +75,13 @@ class WorkerFaults:
     ) -> Iterator[Fault]:
         if not self._feeds.enabled or worker.sighting.worker.events is None:
             return
-        lag_seconds = self._fleet.lag_seconds(worker.name)
+        lag_seconds = self._fleet.feeds.lag_seconds(worker.name)
         if lag_seconds > MAX_LAG_SECONDS:
             says = f"its last events were stamped {lag_seconds:.0f} s before they came"
             yield Fault("clock-differs", about, f"{says}: a clock is wrong, or they are held up")
-        if self._fleet.state(worker.name) is FeedState.LIVE:
+        if self._fleet.feeds.state(worker.name) is FeedState.LIVE:
             return  # the usual case
-        statuses = self._fleet.feeds(worker.name)
+        statuses = self._fleet.feeds.statuses(worker.name)
         if not statuses and self._lasts((worker.name, -1), before):
             yield Fault("feed-not-live", about, f"it has no feed: {self._feeds.reason(worker)}")
         for one in statuses:
@@ -99,7 +100,7 @@ class WorkerFaults:
 
     def _of_blocks(self, worker: Worker, about: str) -> Iterator[Fault]:
         """Yields a fault if the blocks that a feed announces have another size than configured."""
-        given, told = worker.sighting.worker.block_size, self._fleet.block_size(worker.name)
+        given, told = worker.sighting.worker.block_size, self._fleet.blocks.block_size(worker.name)
         if given is not None and told is not None and given != told:
             says = f"its blocks have {told} tokens, but block_size says {given}"
             yield Fault("block-size-differs", about, f"{says}; the events count")

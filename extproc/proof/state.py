@@ -12,7 +12,7 @@ a moment. Three sources feed the state:
 - Usage (`extproc.observing.usage`): the worker counted the tokens of a prompt. Equal counts prove
   nothing, but if several of the last counts were other ones, the form is refuted.
 
-A router that restarts remembers what was proved (`extproc.fleet.proof_memory`).
+A router that restarts remembers what was proved (`extproc.fleet.proof.proof_memory`).
 
 A worker that loses its cache may have been restarted with other files: its forms are unproved
 again, except those that golden requests refute.

@@ -88,7 +88,8 @@ class Proofs:
         block_size: Callable[[str], int] = _any_size,
     ) -> None:
         self._block_size = block_size
-        self._fleet = fleet
+        self._blocks = fleet.blocks
+        self._feeds = fleet.feeds
         self._records = records
         self._monotonic = monotonic
         # weak: a proof ends with the record that it is part of
@@ -128,7 +129,7 @@ class Proofs:
         record = self._records.get(worker)
         if record is None:
             return None
-        overlap = self._fleet.overlaps(prompt).get(worker)
+        overlap = self._blocks.overlaps(prompt).get(worker)
         return self._kept(worker, record, prompt, forms, overlap)
 
     def _kept(
@@ -141,18 +142,18 @@ class Proofs:
             return None
         if not may_show(prompt, overlap, self._block_size(worker), is_proved=is_proved):
             return None
-        fleet, lookups, held = self._fleet, record.lookups, held_tokens(overlap)
-        size, slot = fleet.block_size(worker), lookups.free_slot()
-        is_watched = size is not None and fleet.watch(worker, slot, prompt, size)
+        lookups, held = record.lookups, held_tokens(overlap)
+        size, slot = self._blocks.block_size(worker), lookups.free_slot()
+        is_watched = size is not None and self._blocks.watch(worker, slot, prompt, size)
         sent = SentRequest(
             prompt,
             forms,
             held,
-            fleet.batches(worker),
+            self._feeds.batches(worker),
             now,
             slot=slot,
             block_size=size if is_watched else None,
-            told=fleet.live_batches(worker),
+            told=self._feeds.live_batches(worker),
         )
         record.lookups.add(sent, is_proved=is_proved)
         return sent
@@ -169,7 +170,7 @@ class Proofs:
 
     def block_size(self, worker: str) -> int | None:
         """Returns the tokens in a worker's block, None if that is not known."""
-        return self._fleet.block_size(worker)
+        return self._blocks.block_size(worker)
 
     def ended(self, sent: SentRequest) -> None:
         """Notes that a request is over."""
@@ -239,7 +240,7 @@ class Proofs:
 
         Those of doubted tokens stay certain: the worker holds these blocks, whatever it will store.
         """
-        found = self._fleet.overlaps(prompt)
+        found = self._blocks.overlaps(prompt)
         if forms & BY_RELEASE:
             return {
                 name: overlap if self.is_certain(name, forms) else _uncertain(overlap)
@@ -263,7 +264,7 @@ class Proofs:
         """Returns the fleet's state; SILENT or CONTRADICTED if its feed is, and DIFFERS, DOUBTED or
         UNPROVED if these forms are, so that what was sent to the worker counts as well.
         """
-        state = self._fleet.state(worker)
+        state = self._feeds.state(worker)
         by_release = forms & BY_RELEASE
         is_trusted = state is not FeedState.LIVE or not (self._has_distrusted or by_release)
         record = None if is_trusted else self._records.get(worker)
@@ -281,7 +282,7 @@ class Proofs:
         """Returns whether a worker's feed is complete, and its tokens of these forms trusted."""
         if self._has_distrusted or forms & BY_RELEASE:
             return self.state(worker, forms) == _LIVE
-        return self._fleet.state(worker) is _LIVE
+        return self._feeds.state(worker) is _LIVE
 
     def silence(self, worker: str) -> str:
         """Returns in words how a worker's live feed tells nothing, "" if it tells."""
@@ -291,7 +292,7 @@ class Proofs:
         if not self._must_tell(worker):
             return ""
         of_last = f"{PROMPTS_UNTOLD} of the last {LAST_FINDINGS} prompts that the worker answered"
-        if self._fleet.block_size(worker) is not None or not self._fleet.batches(worker):
+        if self._blocks.block_size(worker) is not None or not self._feeds.batches(worker):
             return f"the feed is connected and told nothing of {of_last}"
         if self._lacks_prefixes(worker):
             return "this model announces no full-attention blocks"
@@ -302,7 +303,7 @@ class Proofs:
         why, record = self.silence(worker), self._records.get(worker)
         if why or record is None or not record.proof.predictions.lowers:
             return SILENT if why else "", why
-        if self._fleet.state(worker) is not FeedState.LIVE:
+        if self._feeds.state(worker) is not FeedState.LIVE:
             return "", ""
         return CONTRADICTED, record.proof.predictions.in_words
 
@@ -310,7 +311,7 @@ class Proofs:
         """Yields a fault for each worker whose feed is silent, or predicts wrongly."""
         for proof in sorted(self._distrusted, key=_name_of) if self._has_distrusted else ():
             why = self.silence(proof.worker) if self._is_current(proof) else ""
-            if why and not self._fleet.is_unsequenced(proof.worker):  # a fault of its own
+            if why and not self._feeds.is_unsequenced(proof.worker):  # a fault of its own
                 is_other = self._lacks_prefixes(proof.worker)
                 code = "no-full-attention" if is_other else "feed-silent"
                 yield Fault(code, f"worker {proof.worker}", why)
@@ -336,9 +337,9 @@ class Proofs:
         sent = record.lookups.take_due(now)
         if sent is None or not self._must_tell(worker):
             return
-        overlap, found = self._fleet.overlaps(sent.prompt).get(worker), None
-        if self._fleet.state(worker) is FeedState.LIVE and not sent.is_shown:
-            batches, size = self._fleet.batches(worker), self._fleet.block_size(worker)
+        overlap, found = self._blocks.overlaps(sent.prompt).get(worker), None
+        if self._feeds.state(worker) is FeedState.LIVE and not sent.is_shown:
+            batches, size = self._feeds.batches(worker), self._blocks.block_size(worker)
             was_stored = self._was_stored(worker, sent, size)
             found = is_stored(sent, overlap, batches, size, now, was_stored=was_stored)
         self._hear(worker, record, sent, now)
@@ -355,24 +356,24 @@ class Proofs:
         After a hole the worker may hold prompts that the feed tells nothing of; but then it is
         strange that it has never told anything.
         """
-        state = self._fleet.state(worker)
+        state = self._feeds.state(worker)
         if state is FeedState.DEGRADED:
-            return self._fleet.block_size(worker) is None
+            return self._blocks.block_size(worker) is None
         return state is FeedState.LIVE
 
     def _lacks_prefixes(self, worker: str) -> bool:
         """Whether all that a worker's feed ever told is of windows or states, not of prefixes."""
-        fleet = self._fleet
-        return fleet.block_size(worker) is None and fleet.other_groups(worker).are_there
+        has_no_size = self._blocks.block_size(worker) is None
+        return has_no_size and self._blocks.other_groups(worker).are_there
 
     def _hear(self, worker: str, record: HasProof, sent: SentRequest, now: float) -> None:
         """Notes whether a worker's feed told of a request that is over.
 
         What only a replay brought, the feed did not tell.
         """
-        fleet, proof = self._fleet, record.proof
-        is_read, size = fleet.block_size(worker) is not None, self._block_size(worker)
-        heard = is_told(sent, fleet.live_batches(worker), size, is_read=is_read)
+        proof = record.proof
+        is_read, size = self._blocks.block_size(worker) is not None, self._block_size(worker)
+        heard = is_told(sent, self._feeds.live_batches(worker), size, is_read=is_read)
         if heard is not True and self._lacks_prefixes(worker):
             proof.told.alarm()
             self._mark(proof)
@@ -385,7 +386,7 @@ class Proofs:
         elif heard:
             self._unheard.discard(proof)
         self.wants_answers = bool(self._unheard)
-        if heard or (heard is False and record.must_tell and fleet.is_certain(worker)):
+        if heard or (heard is False and record.must_tell and self._feeds.is_certain(worker)):
             proof.told.add(is_good=heard)
             self._mark(proof)
 
@@ -396,8 +397,8 @@ class Proofs:
         stored, as long as nothing was removed.
         """
         if sent.block_size == size:
-            return self._fleet.was_stored(worker, sent.slot)
-        is_first = sent.block_size is None and not self._fleet.has_removed(worker)
+            return self._blocks.was_stored(worker, sent.slot)
+        is_first = sent.block_size is None and not self._blocks.has_removed(worker)
         return False if is_first else None
 
     def _reconsider(self, worker: str, record: HasProof) -> None:

@@ -1,12 +1,13 @@
 """Decides where a request goes: a pure function, used to route requests and to explain them.
 
-    eligible   which workers may answer at all                      `extproc.routing.candidates.eligibility`
-    savings    the tokens of it that each would not have to compute `extproc.routing.savings.savings`
-    survey     the load and the cost of each, and of which          `extproc.routing.cost.survey`
-    terms      what else adds to the cost, or lowers it             `extproc.routing.cost.term`
-    candidates who is left without failing and full workers
-    order      the best of these by the policy                      `extproc.config.policies`
-    rank       which of its data-parallel ranks the pick should use `extproc.routing.candidates.ranks`
+    step        what it finds                                             where
+    eligible    which workers may answer at all                           candidates.eligibility
+    savings     the tokens that each would not have to compute            savings.savings
+    survey      the load and the cost of each, or of a sample             cost.survey
+    terms       what else adds to the cost, or lowers it                  cost.term
+    candidates  who is left without failing workers and full ones         here
+    order       the best of these by the policy                           config.policies
+    rank        which data-parallel rank of the pick the request names    candidates.ranks
 
 It has no side effects: the clock and chance are arguments.
 """

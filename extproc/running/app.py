@@ -44,10 +44,10 @@ from extproc.features.fetching.stores import store_rules
 from extproc.fleet.discovery.discovery import Discovery, DiscoveryCollector
 from extproc.fleet.discovery.sources import sources_of
 from extproc.fleet.discovery.view import listed
-from extproc.fleet.feed_openers import open_feed
-from extproc.fleet.proof_memory import ProofMemory
-from extproc.fleet.remembered import RememberedWorkers
-from extproc.fleet.verifying import VerifiedCollector
+from extproc.fleet.feeds.feed_openers import open_feed
+from extproc.fleet.identity.remembered import RememberedWorkers
+from extproc.fleet.proof.proof_memory import ProofMemory
+from extproc.fleet.proof.verifying import VerifiedCollector
 from extproc.fleet.worker_faults import discovery_faults
 from extproc.fleet.workers import Workers
 from extproc.media.knowledge import MediaKnowledge
@@ -304,7 +304,7 @@ def _store_parts(made: Running) -> Iterator[Part]:
         for one in stores:
             if one.zmq is not None:
                 (transport,) = open_feed((ZmqSource(one.zmq, None, ""),))
-                made.fleet.follow_store(one.name, transport)
+                made.fleet.pools.follow(one.name, transport)
 
     yield Part("stores", follow)
 
@@ -332,9 +332,7 @@ def _workers(
         cut=cut,
         stores=store_rules(config.stores),
     )
-    workers = Workers(
-        config, fleet, open_feed, discovery.fault, telling=telling, tokenizers=tokenizers
-    )
+    workers = Workers(config, fleet, open_feed, discovery.fault, telling, encoders=tokenizers)
     return fleet, workers
 
 
@@ -392,12 +390,12 @@ def _state(
         worker = workers.records.get(name)
         return None if worker is None else worker.sighting.identity
 
-    remembered = RememberedWorkers(workers.records, workers.identifying, workers.monotonic)
+    remembered = RememberedWorkers(workers.records, workers.engines.identifying, workers.monotonic)
     model_of = workers.candidates.model_of
     proofs = ProofMemory(
-        workers.records, model_of, digests, workers.monotonic, workers.note_printed
+        workers.records, model_of, digests, workers.monotonic, workers.engines.note_printed
     )
-    workers.identifying.watch(proofs.note_engine)
+    workers.engines.identifying.watch(proofs.note_engine)
     keepers: Sequence[Keeper] = [remembered, proofs, MediaMemory(media)]
     seconds = PROVING_SECONDS if is_awaited else RELIEVING_SECONDS
     restored = RestoredWorkers(fleet, identity, keepers, seconds)
@@ -418,7 +416,7 @@ def _rows(made: Running, secret: int | None) -> RowsExchange | None:
     async def sections() -> AsyncIterator[bytes]:
         writer = StateWriter()
         yield writer.begin(msgspec.structs.replace(header, written_at=time.time()))
-        async for saved in made.fleet.saved(made.restored.identity_of):
+        async for saved in made.fleet.rows.saved_ranks(made.restored.identity_of):
             for section in await asyncio.to_thread(list, writer.held(saved)):
                 yield section
         yield writer.end()
@@ -495,7 +493,7 @@ def _show(made: Running) -> None:
         SharingCollector(made.sharing),
         StateCollector(made.state, _restored_if_any(made)),
         DiscoveryCollector(made.discovery.status),
-        VerifiedCollector(made.workers.verifying.of_models),
+        VerifiedCollector(made.workers.engines.verifying.of_models),
         StandingCollector(made.standing),
     ]
     if made.recorder is not None:
@@ -691,7 +689,7 @@ def _watch_whether_asked(made: Running, connections: Callable[[], int]) -> None:
     unasked = Unasked(
         made.metrics.decided,
         connections,
-        lambda: sum([fleet.batches(name) for name in workers.records]),
+        lambda: sum([fleet.feeds.batches(name) for name in workers.records]),
         time.monotonic,
     )
     made.faults.add(unasked.faults)

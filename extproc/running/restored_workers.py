@@ -78,7 +78,7 @@ class RestoredWorkers:
         self._stores: list[SavedStoreRows] = []
         self._task: asyncio.Task[None] | None = None
         self.outcomes: Counter[Restoration] = Counter()
-        fleet.take_saved = self.take
+        fleet.subscriptions.take_saved = self.take
 
     def identity_of(self, worker: str) -> str:
         """Returns the identity of a worker's engine, "" for an unknown worker."""
@@ -113,7 +113,7 @@ class RestoredWorkers:
     async def begin(self) -> None:
         """Has stores begin with what is known of them, before any worker is followed."""
         stores, self._stores = self._stores, []
-        await self._fleet.restore_stores(stores)
+        await self._fleet.rows.restore_stores(stores)
 
     async def start(self, is_complete: Callable[[], bool] = lambda: True) -> None:
         """Waits a little until what was restored is certain, then goes on looking for the rest.
@@ -148,8 +148,8 @@ class RestoredWorkers:
     def _look(self) -> None:
         """Notes which workers are proven and caught up by now, and tells the keepers."""
         for worker in list(self._unproven):
-            found = self._fleet.restoration(worker)
-            if found is Restoration.UNPROVEN or not self._fleet.is_certain(worker):
+            found = self._fleet.feeds.restoration(worker)
+            if found is Restoration.UNPROVEN or not self._fleet.feeds.is_certain(worker):
                 continue
             self._unproven.discard(worker)
             self.outcomes[found] += 1
@@ -165,9 +165,9 @@ class RestoredWorkers:
         while asyncio.get_running_loop().time() < until:
             await asyncio.sleep(LOOK_LATE_SECONDS)
             self._look()
-            await self._fleet.forget_lost_stores()
+            await self._fleet.rows.forget_lost_stores()
         self._fleet.stores.note_lost()
-        await self._fleet.forget_lost_stores()
+        await self._fleet.rows.forget_lost_stores()
         if self._unclaimed:
             log.info("state: %d of its workers are not in the fleet", len(self._unclaimed))
             self._unclaimed.clear()

@@ -68,8 +68,10 @@ class Standing:
         self._socket = Path(directory) / SOCKET
         self._held: int | None = None
         self._hello = Hello(VERSION, saved_layout(), _proof(fleet.secret))
-        self._taps = fleet.taps = Taps(fleet.index.core)
-        self._passing = Passing(self._taps, fleet.hand_over, fleet.hand_over_stores, self._hello)
+        self._taps = fleet.subscriptions.taps = Taps(fleet.index.core)
+        self._passing = Passing(
+            self._taps, fleet.rows.copy_ranks, fleet.rows.copy_stores, self._hello
+        )
         self._reading: Reading | None = None
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None
@@ -79,7 +81,7 @@ class Standing:
         if self._take_lock():
             await self._lead()
         else:
-            self._reading = self._fleet.read(self._hello)
+            self._reading = self._fleet.relayed.read(self._hello)
         self._task = asyncio.create_task(self._keep())
 
     async def close(self) -> None:
@@ -140,7 +142,7 @@ class Standing:
         if self._is_closing:
             return
         self._reading = None
-        await self._fleet.take_over()
+        await self._fleet.relayed.take_over()
         if self._held is None:
             self.role = Role.ALONE
         else:

@@ -161,9 +161,11 @@ class StateFile:
                 for piece in keeper.saved():
                     section = writer.section(keeper.section, keeper.version, piece)
                     await asyncio.to_thread(file.write, section)
-            async for saved in self._fleet.saved(lambda worker: self._identity(worker) or ""):
+            async for saved in self._fleet.rows.saved_ranks(
+                lambda worker: self._identity(worker) or ""
+            ):
                 await asyncio.to_thread(_append, file, writer, saved)
-            async for stored in self._fleet.saved_stores():
+            async for stored in self._fleet.rows.saved_stores():
                 await asyncio.to_thread(_append, file, writer, stored)
             return await asyncio.to_thread(_end, file, writer)
         finally:

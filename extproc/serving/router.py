@@ -109,11 +109,12 @@ class Router:
         )
         self.tokens = PromptTokens(tokenizers, config.extproc.deadline_ms / 1000)
         names_sessions = config.policy.session_header == KNOWN
-        secret = workers.fold.secret if workers.telling is None else workers.telling.secret
+        index, reporter = workers.followed.index, workers.reporter
+        secret = index.fold.secret if reporter is None else reporter.secret
         self.media = media = MediaKnowledge(
-            secret.to_bytes(8, "little"), workers.fold, workers.monotonic
+            secret.to_bytes(8, "little"), index.fold, workers.monotonic
         )
-        workers.listen(media.learning)
+        index.listen(media.learning)
         metrics.media_known = media.identities.__len__
         metrics.media_bytes = lambda: media.identities.size_bytes
         self._queries = Queries(
@@ -131,7 +132,7 @@ class Router:
         self._candidates = candidates = workers.candidates
         self._proofs = workers.proofs
         self._decisions = DecisionLog(config.log.decisions_percent, rng.random, candidates.state)
-        self.placing = Placing(config, rng.getrandbits(64), candidates, workers.telling)
+        self.placing = Placing(config, rng.getrandbits(64), candidates, reporter)
         self._disaggregator = Disaggregator(config, self.placing, workers.upstreams)
         self._features = enabled(config, workers, self.placing.loads)
         for feature in self._features:
@@ -217,7 +218,7 @@ class Router:
         """Has a request watched that one worker computes whole."""
         self.watched.begin(decision, query, ticket)
         if decision.rank is not None and ticket.prompt is not None:
-            self._workers.pins.watch(decision.worker, ticket, ticket.prompt)
+            self._workers.candidates.pins.watch(decision.worker, ticket, ticket.prompt)
         if query.media is not None:
             self._begin_media(decision, query.media, ticket)
 

@@ -1,8 +1,9 @@
 """Reports to other routers where conversations, sessions and responses belong.
 
-All routers that share have the same keys for them (`extproc.routing.claims.homes`), so a conversation that
-comes through another router finds its worker there. What changes is told at the next tick, in
-order; a newcomer gets the latest homes that this router knows, those that others told included.
+All routers that share have the same keys for them (`extproc.routing.claims.homes`), so a
+conversation that comes through another router finds its worker there. What changes is told at the
+next tick, in order; a newcomer gets the latest homes that this router knows, those that others told
+included.
 """
 
 from collections import defaultdict, deque

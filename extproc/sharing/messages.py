@@ -194,7 +194,7 @@ class HomeKind(IntEnum):
 
 
 class HomeNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """To which worker conversations, sessions and responses belong; see `extproc.routing.claims.homes`.
+    """To which worker conversations, sessions and responses belong.
 
     worker: as in `WorkerNews`. keys: theirs, 8 bytes each. follows: of a turn, the key of the
     conversation's request before it, empty if there is none. ages: of those known, how long they

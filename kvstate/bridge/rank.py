@@ -17,7 +17,7 @@ SMG's gateway (its kv_event_monitor) and KVSteer's own subscriber act like this.
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
@@ -35,6 +35,7 @@ from kvstate.events import (
     OtherGroupStored,
 )
 from kvstate.feeds.feed import Feed, FeedState
+from kvstate.steps import Steps
 from kvstate.turnover import Turnover
 from kvstate.wire.extras import ADMISSION_FAULTS, Admission, Groups, missed_of
 from kvstate.wire.grpc_encoding import (
@@ -234,7 +235,7 @@ class BridgedRank:
         self._turnover = Turnover()
         self._may_hold = False  # whether a subscriber may hold a block of this rank
 
-    def applying(self, body: Body) -> Generator[None, None, BatchResult]:
+    def applying(self, body: Body) -> Steps[BatchResult]:
         """Applies one batch of the engine, event by event; raises WireError if it is not one."""
         batch = (yield from decoding(body)) if isinstance(body, bytes) else body
         self.timestamp = batch.timestamp
@@ -264,7 +265,7 @@ class BridgedRank:
             self._holes = 0
         return is_renewed or batch.clears
 
-    def forgetting(self) -> Generator[None, None, None]:
+    def forgetting(self) -> Steps[None]:
         """Forgets all blocks, because the engine restarted: subscribers get a cleared event."""
         yield
         self._holes = 0
@@ -274,7 +275,7 @@ class BridgedRank:
             self._clear()
             self._changed()
 
-    def demoting(self) -> Generator[None, None, None]:
+    def demoting(self) -> Steps[None]:
         """Notes a hole: earlier blocks may be gone, so new subscribers no longer get them."""
         yield
         self._holes += 1

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from kvstate.errors import WireError
@@ -11,6 +11,7 @@ from kvstate.feeds.allowance import Allowance
 from kvstate.feeds.feed import Demote, Effect, Feed, Forget, RequestReplay
 from kvstate.feeds.feed_news import FeedNews
 from kvstate.feeds.turns import Turns
+from kvstate.steps import Steps
 
 
 class Sink(Protocol):
@@ -19,17 +20,17 @@ class Sink(Protocol):
     Long operations are iterators of short steps; if they are stopped early, the rest stays undone.
     """
 
-    def applying(self, body: Body) -> Generator[None, None, BatchResult]:
+    def applying(self, body: Body) -> Steps[BatchResult]:
         """Applies one batch.
 
         Raises:
             WireError: it is not an event batch; nothing was changed.
         """
 
-    def forgetting(self) -> Generator[None, None, None]:
+    def forgetting(self) -> Steps[None]:
         """Forgets all blocks: the publisher restarted."""
 
-    def demoting(self) -> Generator[None, None, None]:
+    def demoting(self) -> Steps[None]:
         """Makes the blocks held uncertain: there is a hole."""
 
     def trust(self, *, trusted: bool) -> None:
@@ -90,7 +91,7 @@ class Visit(NamedTuple):
     begin: begins the work.
     """
 
-    begin: Callable[[], Generator[None, None, None]]
+    begin: Callable[[], Steps[None]]
 
 
 # Effects that lower the credit.
@@ -122,7 +123,7 @@ class Effects:
         self._replay = replay
         self._allowance = allowance
         self._pending: deque[Effect | Visit] = deque()
-        self._work: Generator[None, None, None] | None = None  # the effect that is under way
+        self._work: Steps[None] | None = None  # the effect that is under way
         self._healed = False
 
     def __len__(self) -> int:
@@ -206,7 +207,7 @@ class Effects:
             self._work = None
             raise
 
-    def _carrying_out(self, effect: Effect | Visit) -> Generator[None, None, None]:
+    def _carrying_out(self, effect: Effect | Visit) -> Steps[None]:
         match effect:
             case Batch(body=body):
                 try:
@@ -230,7 +231,7 @@ class Effects:
             case Visit(begin=begin):
                 yield from begin()
 
-    def _missing(self, error: WireError) -> Generator[None, None, None]:
+    def _missing(self, error: WireError) -> Steps[None]:
         """Handles a batch that could not be decoded: a hole."""
         self._news.tell_undecodable(error)
         self._trust(trusted=False)

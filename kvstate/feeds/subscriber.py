@@ -5,7 +5,7 @@ import contextlib
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -32,6 +32,7 @@ from kvstate.feeds.transport import (
 )
 from kvstate.feeds.turns import Turns
 from kvstate.rows.format import SavedFeed
+from kvstate.steps import Steps
 from kvstate.wire.zmq_wire import stamp_of
 
 log = logging.getLogger("kvsteer.feed")
@@ -69,7 +70,7 @@ class Subscriber:
         shared: SharedByFeeds,
         emptied: Call = lambda: None,
         cut: Call = lambda: None,
-        restoring: Callable[[], Generator[None, None, SavedFeed | None]] | None = None,
+        restoring: Callable[[], Steps[SavedFeed | None]] | None = None,
         witness: Witness | None = None,
     ) -> None:
         self.place = place
@@ -130,14 +131,14 @@ class Subscriber:
         finally:
             self._sink.trust(trusted=False)
 
-    async def visit(self, steps: Callable[[], Generator[None, None, None]]) -> None:
+    async def visit(self, steps: Callable[[], Steps[None]]) -> None:
         """Does some work on the sink after all batches that came so far, and before the next.
 
         If the feed fails or is closed meanwhile, the steps end early or never begin.
         """
         await self._effects.carry_out([Visit(steps)])
 
-    async def save(self, steps: Callable[[], Generator[None, None, None]]) -> SavedFeed | None:
+    async def save(self, steps: Callable[[], Steps[None]]) -> SavedFeed | None:
         """Visits the sink to save it; returns where the feed is then.
 
         None if the publisher could not be proven later; then it does nothing.
@@ -177,7 +178,7 @@ class Subscriber:
             return
         at: list[SavedFeed | None] = []
 
-        def steps() -> Generator[None, None, None]:
+        def steps() -> Steps[None]:
             at.append((yield from restoring()))
 
         try:

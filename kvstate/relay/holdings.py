@@ -1,12 +1,12 @@
 """What an owner holds, as another process needs it to hold the same, and how it arrives there."""
 
-from collections.abc import Generator
 from typing import Generic, NamedTuple, TypeVar
 
 from kvstate.errors import DamagedError
 from kvstate.owner import Owner
 from kvstate.relay.records import Kind, orphans_in, orphans_payload
 from kvstate.rows.format import SavedOwner
+from kvstate.steps import Steps
 
 # Orphans that are encoded, or parked, in one step.
 ORPHANS_AT_ONCE = 64
@@ -56,7 +56,7 @@ class Arriving(Generic[Beginning]):
         return beginning, holding
 
 
-def copying(owner: Owner, holding: Holding) -> Generator[None, None, SavedOwner]:
+def copying(owner: Owner, holding: Holding) -> Steps[SavedOwner]:
     """Appends what an owner holds to `holding`, in steps; returns what else is known of it.
 
     Nothing else may change the owner until it is done.
@@ -69,7 +69,7 @@ def copying(owner: Owner, holding: Holding) -> Generator[None, None, SavedOwner]
     return saved
 
 
-def putting(owner: Owner, saved: SavedOwner, holding: Holding) -> Generator[None, None, None]:
+def putting(owner: Owner, saved: SavedOwner, holding: Holding) -> Steps[None]:
     """Has an owner hold, in steps, what another one held, and nothing else.
 
     Of the blocks that wait, it keeps as many as its limits allow.

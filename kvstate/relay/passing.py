@@ -7,7 +7,7 @@ sent to every process, which skips ranks that it did not want.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Generator
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -17,6 +17,7 @@ from kvstate.relay.holdings import Holding
 from kvstate.relay.records import STORES, Beginning, Hello, Kind, StoreBeginning, Wish, encoded
 from kvstate.relay.taps import Tap, Taps
 from kvstate.rows.writer import joined
+from kvstate.steps import Steps
 
 log = logging.getLogger("kvsteer.feed")
 
@@ -39,13 +40,11 @@ AGAIN_SECONDS = 0.1
 # Rows that are one record, which is joined and sent in one step.
 ROWS_BYTES = 128 * 1024
 
-# What takes long, in steps, between which nothing of the rank or store changes.
-Steps = Generator[None, None, None]
 # Takes a rank as it is now: its tap, what is known of it, what it holds, and what returns whether
 # it is trusted.
-TakeRank = Callable[[Tap, Beginning, Holding, Callable[[], bool]], Steps]
+TakeRank = Callable[[Tap, Beginning, Holding, Callable[[], bool]], Steps[None]]
 # Takes a store as it is now: what is known of it, and what it holds.
-TakeStore = Callable[[StoreBeginning, Holding], Steps]
+TakeStore = Callable[[StoreBeginning, Holding], Steps[None]]
 # Passes all ranks of a worker to such a function; returns whether it could.
 HandOver = Callable[[str, TakeRank], Awaitable[bool]]
 # A store, and the model of the blocks.
@@ -261,20 +260,20 @@ class _Reader(asyncio.Protocol):
                 present = self._passing.taps.of(worker)
                 if present is None or self._given.get(worker) is present:
                     continue
-                if await self._passing.hand_over(worker, self._begin):
+                if await self._passing.hand_over(worker, self._beginning_rank):
                     self._given[worker] = present
                     begun.append(worker)
                 else:
                     is_missing = True
             if begun:  # what their batches do to stores is passed on from now on
-                await self._passing.hand_over_stores(begun, self._stores, self._begin_store)
+                await self._passing.hand_over_stores(begun, self._stores, self._beginning_store)
             if is_missing:
                 await asyncio.sleep(AGAIN_SECONDS)
                 self.due.set()
 
-    def _begin(
+    def _beginning_rank(
         self, tap: Tap, beginning: Beginning, holding: Holding, trusted: Callable[[], bool]
-    ) -> Steps:
+    ) -> Steps[None]:
         """Sends a rank as it is; what happens to the others meanwhile follows it.
 
         If the rank is not followed any more at the end, this process is told so.
@@ -291,7 +290,7 @@ class _Reader(asyncio.Protocol):
         finally:
             self._end_alone(last)
 
-    def _begin_store(self, beginning: StoreBeginning, holding: Holding) -> Steps:
+    def _beginning_store(self, beginning: StoreBeginning, holding: Holding) -> Steps[None]:
         place = beginning.store, beginning.model
         self._stores.add(place)  # it may be doubted again from now on
         last = b""
@@ -315,7 +314,7 @@ class _Reader(asyncio.Protocol):
         if behind:
             self._send(behind)
 
-    def _sending(self, number: int, holding: Holding) -> Steps:
+    def _sending(self, number: int, holding: Holding) -> Steps[None]:
         for rows in joined(holding.rows, ROWS_BYTES):
             self._send(encoded(Kind.ROWS, number, rows))
             yield

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from array import array
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from kvstate.relay.records import (
 from kvstate.relay.relayed import RelayedRank
 from kvstate.relay.relayed_stores import RelayedStores
 from kvstate.rows.format import SavedFeed
+from kvstate.steps import Steps
 from kvstate.stores import Stores
 
 log = logging.getLogger("kvsteer.feed")
@@ -95,14 +96,12 @@ class Reading:
         number = self._numbers.get(rank)
         return None if number is None else rank.position(*self._mark(number))
 
-    async def save(
-        self, rank: RelayedRank, steps: Callable[[], Generator[None, None, None]]
-    ) -> SavedFeed | None:
+    async def save(self, rank: RelayedRank, steps: Callable[[], Steps[None]]) -> SavedFeed | None:
         """Visits a rank to save it, while nothing changes; returns where its feed is then."""
         async with self._unchanged:
             at = self.position(rank)
             if at is not None:
-                await self._run(steps())
+                await self._turns.run(steps())
             return at
 
     async def follow(self, path: Path) -> bool:
@@ -181,15 +180,10 @@ class Reading:
             record = record_at(data, at)
             if record is None:
                 return at
-            await self._run(self._taking(record, outcome))
+            await self._turns.run(self._taking(record, outcome))
             at += record.size
 
-    async def _run(self, steps: Generator[None, None, None]) -> None:
-        for _ in steps:
-            if self._turns.is_over():
-                await self._turns.next()
-
-    def _taking(self, record: Record, outcome: Outcome | None) -> Generator[None, None, None]:
+    def _taking(self, record: Record, outcome: Outcome | None) -> Steps[None]:
         if record.kind in (Kind.HELLO, Kind.BEAT):
             self.is_connected = True
             return

@@ -1,7 +1,7 @@
 """A rank whose feed another process of this host follows: repeats here what happened there."""
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvstate.core import Outcome
@@ -20,6 +20,7 @@ from kvstate.relay.records import (
     typed_batch,
 )
 from kvstate.rows.format import SavedFeed
+from kvstate.steps import Steps
 
 NOT_PASSED_ON = "the process that follows the feeds has not passed it on yet"
 
@@ -68,7 +69,7 @@ class RelayedRank:
         if self.feed.state is not FeedState.CONNECTING:
             self.feed.state = FeedState.STALE
 
-    def leave(self) -> Generator[None, None, None]:
+    def leaving(self) -> Steps[None]:
         """Notes, in steps, that the other process follows this rank no more."""
         self.lose(NOT_PASSED_ON)
         self.feed.state = FeedState.CONNECTING
@@ -83,7 +84,7 @@ class RelayedRank:
         saved = SavedFeed(number + 1, stamps, stamp, feed.incomplete, feed.wants_everything)
         return saved if saved.is_sound else None
 
-    def taking(self, record: Record, outcome: Outcome | None) -> Generator[None, None, None]:
+    def taking(self, record: Record, outcome: Outcome | None) -> Steps[None]:
         """Repeats what a record says, in steps.
 
         outcome: what the core has done of a batch; None if nothing.
@@ -106,9 +107,9 @@ class RelayedRank:
             case Kind.END:
                 yield from self._beginning_again(status_in(record.payload))
             case other if not self._arriving.take(other, record.payload):
-                yield from self.leave()
+                yield from self.leaving()
 
-    def _applying(self, body: Body, outcome: Outcome | None) -> Generator[None, None, None]:
+    def _applying(self, body: Body, outcome: Outcome | None) -> Steps[None]:
         try:
             if outcome is None:
                 result = yield from self.owner.applying(body)
@@ -119,7 +120,7 @@ class RelayedRank:
         if result.clears:
             self._emptied()
 
-    def _beginning_again(self, status: RelayedStatus) -> Generator[None, None, None]:
+    def _beginning_again(self, status: RelayedStatus) -> Steps[None]:
         beginning, holding = self._arriving.end()
         self.owner.trusted = False
         yield from putting(self.owner, beginning.saved, holding)

@@ -5,11 +5,11 @@ process began to read them.
 """
 
 import logging
-from collections.abc import Generator
 
 from kvstate.errors import DamagedError
 from kvstate.relay.holdings import Arriving, putting
 from kvstate.relay.records import Kind, Record, StoreBeginning, store_beginning_in
+from kvstate.steps import Steps
 from kvstate.stores import Stores
 
 log = logging.getLogger("kvsteer.feed")
@@ -22,7 +22,7 @@ class RelayedStores:
         self._stores = stores
         self._arriving = Arriving[StoreBeginning]()
 
-    def taking(self, record: Record) -> Generator[None, None, None]:
+    def taking(self, record: Record) -> Steps[None]:
         """Takes a record of a store, in steps.
 
         Raises:
@@ -36,7 +36,7 @@ class RelayedStores:
             case other if not self._arriving.take(other, record.payload):
                 raise DamagedError("a record that no store has")
 
-    def _putting(self) -> Generator[None, None, None]:
+    def _putting(self) -> Steps[None]:
         beginning, holding = self._arriving.end()
         owner = self._stores.owner(beginning.store, beginning.model)
         if owner is None:

@@ -8,7 +8,7 @@ size, medium and adapter.
 
 import math
 from array import array
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError, Message
@@ -34,7 +34,7 @@ from kvstate.pb.kvsteer_kv_events_pb2 import (
     KvCacheEvent,
     KvEventBatch,
 )
-from kvstate.steps import finished
+from kvstate.steps import Steps, finished
 from kvstate.wire.extras import Skipped, holds_prefix, reach_of, reject_foreign, with_root
 from kvstate.wire.zmq_wire import MAX_BLOCK_SIZE
 
@@ -54,11 +54,11 @@ _ALL_BITS = 0xFFFF_FFFF_FFFF_FFFF
 
 
 def decode_event(raw: KvCacheEvent, full_block_size: int) -> list[Event]:
-    """Runs `event_steps` without pauses."""
-    return finished(event_steps(raw, full_block_size))
+    """Runs `decoding_event` without pauses."""
+    return finished(decoding_event(raw, full_block_size))
 
 
-def event_steps(raw: KvCacheEvent, full_block_size: int) -> Generator[None, None, list[Event]]:
+def decoding_event(raw: KvCacheEvent, full_block_size: int) -> Steps[list[Event]]:
     """Decodes a message's event to typed ones: one, or none if only a partial block was stored.
 
     One event may have all blocks of a very long prompt, so it is decoded in steps.
@@ -69,9 +69,9 @@ def event_steps(raw: KvCacheEvent, full_block_size: int) -> Generator[None, None
     """
     kind = raw.WhichOneof("data")
     if kind == "stored":
-        return (yield from _stored(raw.stored, full_block_size))
+        return (yield from _decoding_stored(raw.stored, full_block_size))
     if kind == "removed":
-        return [(yield from _removed(raw.removed))]
+        return [(yield from _decoding_removed(raw.removed))]
     if kind == "cleared":
         reject_foreign(None, raw.cleared.ownership)
         return [AllCleared()]
@@ -124,9 +124,9 @@ class _Columns:
             raise Skipped("misaligned_tokens")
 
 
-def _other_group(
+def _decoding_other_group(
     raw: KvBlocksStored, group: int | None, kind: str
-) -> Generator[None, None, OtherGroupStored]:
+) -> Steps[OtherGroupStored]:
     """A store of a group that holds a window or a state; its blocks' tokens do not matter."""
     reach = reach_of(kind, raw.kv_cache_spec_sliding_window or None)
     if not raw.blocks:
@@ -146,12 +146,12 @@ def _other_group(
     return OtherGroupStored(group, hashes, block_size, reach, medium, is_root, is_sparse)
 
 
-def _stored(raw: KvBlocksStored, full_block_size: int) -> Generator[None, None, list[Event]]:
+def _decoding_stored(raw: KvBlocksStored, full_block_size: int) -> Steps[list[Event]]:
     _reject_foreign(raw)
     group = _group(raw)
     kind = raw.kv_cache_spec_kind or None
     if kind is not None and not holds_prefix(kind):
-        return [(yield from _other_group(raw, group, kind))]
+        return [(yield from _decoding_other_group(raw, group, kind))]
     if not raw.blocks:
         raise Skipped("placeholder")
     columns = _Columns()
@@ -174,7 +174,7 @@ def _stored(raw: KvBlocksStored, full_block_size: int) -> Generator[None, None, 
         tokens=columns.tokens,
         block_size=columns.sizes[0],
         lora=lora,
-        extras=(yield from _extras(raw, columns, lora)),
+        extras=(yield from _decoding_extras(raw, columns, lora)),
         medium=medium,
         group=group,
         kind=kind,
@@ -184,7 +184,7 @@ def _stored(raw: KvBlocksStored, full_block_size: int) -> Generator[None, None, 
     return [stored]
 
 
-def _removed(raw: KvBlocksRemoved) -> Generator[None, None, BlocksRemoved]:
+def _decoding_removed(raw: KvBlocksRemoved) -> Steps[BlocksRemoved]:
     _reject_foreign(raw)
     hashes: list[BlockHash] = []
     for at in range(0, len(raw.block_hashes), _HASHES_AT_ONCE):
@@ -232,9 +232,9 @@ def _adapter_number(loras: list[int | None]) -> int | None:
     return numbers.pop()
 
 
-def _extras(
+def _decoding_extras(
     raw: KvBlocksStored, columns: _Columns, lora: str | int | None
-) -> Generator[None, None, list[Extra] | None]:
+) -> Steps[list[Extra] | None]:
     """Returns the extra keys of each block, without the adapter's name.
 
     Relays repeat the salt on a child's store; it belongs only to the root block, where vLLM's extra
@@ -304,7 +304,7 @@ class SnapshotSpan(NamedTuple):
     unknown_before: int
 
 
-def parsing(raw: bytes, piece: Piece = _USUAL_PIECE) -> Generator[None, None, KvEventBatch]:
+def parsing(raw: bytes, piece: Piece = _USUAL_PIECE) -> Steps[KvEventBatch]:
     """Parses one message of the stream, a piece at a time.
 
     Raises:
@@ -323,9 +323,7 @@ def parsing(raw: bytes, piece: Piece = _USUAL_PIECE) -> Generator[None, None, Kv
     return message
 
 
-def _merging(
-    message: Message, raw: bytes, start: int, end: int, piece: Piece
-) -> Generator[None, None, None]:
+def _merging(message: Message, raw: bytes, start: int, end: int, piece: Piece) -> Steps[None]:
     """Parses these bytes into a message: long fields one by one, the others together."""
     max_bytes, max_fields = piece
     begun = at = start
@@ -350,7 +348,7 @@ def _merging(
 
 def _merging_one(
     message: Message, number: int, raw: bytes, place: tuple[int, int, int], piece: Piece
-) -> Generator[None, None, None]:
+) -> Steps[None]:
     """Parses one long field: a message by fields, packed numbers in pieces, a text at once."""
     at, content, behind = place
     field = message.DESCRIPTOR.fields_by_number.get(number)
@@ -461,7 +459,7 @@ def decoding(
     *,
     max_events: int = MAX_EVENTS,
     max_blocks: int = MAX_BLOCKS,
-) -> Generator[None, None, EventBatch]:
+) -> Steps[EventBatch]:
     """Decodes a message in short steps; a bad event is skipped and named, the others are kept.
 
     The cleared event that begins a snapshot is left out: the snapshot itself replaces everything.
@@ -478,7 +476,7 @@ def decoding(
             lost = "oversized_batch"
             break
         try:
-            events += yield from event_steps(raw, full_block_size)
+            events += yield from decoding_event(raw, full_block_size)
         except Skipped as skipped:
             faults.append(str(skipped))
         yield

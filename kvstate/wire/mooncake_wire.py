@@ -14,10 +14,11 @@ are of no engine that is known here.
 """
 
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from kvstate.events import BlockHash
+from kvstate.steps import Steps
 from kvstate.wire.extras import Skipped, checked_group, checked_medium
 from kvstate.wire.zmq_wire import raw_events
 
@@ -40,7 +41,7 @@ class PoolBlock(NamedTuple):
     group: int | None
 
 
-def pool_blocks(payload: bytes) -> Generator[None, None, tuple[list[PoolBlock], tuple[str, ...]]]:
+def decoding_pool(payload: bytes) -> Steps[tuple[list[PoolBlock], tuple[str, ...]]]:
     """Decodes a payload, event by event; returns the blocks and the names of those skipped.
 
     Raises:

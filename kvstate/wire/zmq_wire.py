@@ -12,7 +12,7 @@ TensorRT-LLM use the same, and a few of their own that are named below.
 
 import math
 import struct
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, NamedTuple
 
@@ -34,7 +34,7 @@ from kvstate.events import (
     blocks_of,
 )
 from kvstate.overlap import Tokens, tokens_of
-from kvstate.steps import finished
+from kvstate.steps import Steps, finished
 from kvstate.undecodable import UNDECODABLE
 from kvstate.wire.extras import (
     HARMLESS,
@@ -362,7 +362,7 @@ def decode_batch(payload: bytes, first: int = 0) -> EventBatch:
     return finished(decoding(payload, first))
 
 
-def decoding(payload: bytes, first: int = 0) -> Generator[None, None, EventBatch]:
+def decoding(payload: bytes, first: int = 0) -> Steps[EventBatch]:
     """Decodes one payload, event by event; a bad one is skipped and named, the others are kept.
 
     first: how many events to leave out at the beginning, because they are already applied.
@@ -400,7 +400,7 @@ def raw_events(payload: bytes) -> Iterator[object]:
     yield from map(_event, _list_of(_head(payload).events))
 
 
-def shared_events(payload: bytes) -> Generator[None, None, list[Event]]:
+def decoding_shared(payload: bytes) -> Steps[list[Event]]:
     """Decodes the events of a payload whose blocks are not the publisher's alone, one by one.
 
     vLLM (0.26) names the locality REMOTE for them: they lie in a store that others reach as well.

@@ -15,7 +15,7 @@ import pytest
 
 from extproc.base.engine import Engine as Release
 from extproc.base.engine import release_of
-from extproc.fleet.reuse import rules_by_release
+from extproc.fleet.feeds.reuse import rules_by_release
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_sources import ZmqSource
 from kvstate.feeds.zmq_transport import ZmqTransport
@@ -112,8 +112,8 @@ async def follow(
     fleet = FollowedWorkers(12345678, lambda: 0.0)
     fleet.add(WORKER, "tiny", [ZmqTransport(ZmqSource(events, replay, ""))])
     rules = rules_by_release(Release("vllm", release))
-    fleet.note_rules(WORKER, rules._replace(draft_drop=draft_drop))
-    await until(lambda: fleet.state(WORKER) is FeedState.LIVE)
+    fleet.blocks.note_rules(WORKER, rules._replace(draft_drop=draft_drop))
+    await until(lambda: fleet.feeds.state(WORKER) is FeedState.LIVE)
     return fleet
 
 
@@ -124,13 +124,13 @@ async def settle(session: aiohttp.ClientSession, engine: Engine, fleet: Followed
     removes and stores in one message: for a token more, Mamba's aligned states take a second step,
     which removes other prompts' blocks in a later message that stores nothing.
     """
-    length = fleet.block_size(WORKER) or MOST_BLOCK_TOKENS
+    length = fleet.blocks.block_size(WORKER) or MOST_BLOCK_TOKENS
     ids = random.choices(range(10, 8000), k=length)
     await cached_tokens(session, engine, ids)
     prompt = Prompt("tiny", Tokens("I", [*ids, 10]))
 
     def is_stored() -> bool:
-        held = fleet.overlaps(prompt).get(WORKER)
+        held = fleet.blocks.overlaps(prompt).get(WORKER)
         return held is not None and held.held_tokens >= usable_tokens(
             prompt.tokens, held.block_size
         )
@@ -149,10 +149,12 @@ async def test_predictions_equal_what_is_reported(name: str, tmp_path: Path) -> 
             for ids in prompts(case, random.Random(35)):
                 prompt = Prompt("tiny", Tokens("I", ids))
 
-                predicted = fleet.overlaps(prompt).get(WORKER, Overlap(1)).certain_tokens
+                predicted = fleet.blocks.overlaps(prompt).get(WORKER, Overlap(1)).certain_tokens
                 errors.append(predicted - await cached_tokens(session, engine, ids))
                 await settle(session, engine, fleet)
-            removals = sum(feed.counts.get("removed_unknown", 0) for feed in fleet.feeds(WORKER))
+            removals = sum(
+                feed.counts.get("removed_unknown", 0) for feed in fleet.feeds.statuses(WORKER)
+            )
             await fleet.close()
     finally:
         await engine.kill()

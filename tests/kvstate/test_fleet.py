@@ -30,13 +30,13 @@ def transport(*blocks: int) -> MemoryTransport:
 
 async def test_worker_is_followed_on_all_ranks(fleet: FollowedWorkers) -> None:
     fleet.add("w", "m", [transport(1), transport(7, 8)])
-    await until(lambda: fleet.state("w") is FeedState.LIVE)
-    assert fleet.overlaps(chain(3)) == {"w": Overlap(1, uncertain=1)}
-    fleet.names_ranks = True
-    assert fleet.overlaps(chain(3)) == {"w": Overlap(1, (1, 0, 0, 0))}
-    assert fleet.blocks_by_tier("w") == (3, 0, 0, 0)
-    assert fleet.block_size("w") == 1
-    first, second = fleet.feeds("w")
+    await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
+    assert fleet.blocks.overlaps(chain(3)) == {"w": Overlap(1, uncertain=1)}
+    fleet.blocks.names_ranks = True
+    assert fleet.blocks.overlaps(chain(3)) == {"w": Overlap(1, (1, 0, 0, 0))}
+    assert fleet.blocks.by_tier("w") == (3, 0, 0, 0)
+    assert fleet.blocks.block_size("w") == 1
+    first, second = fleet.feeds.statuses("w")
     assert (first.rank, first.state, first.last_sequence, first.blocks) == (0, FeedState.LIVE, 0, 1)
     assert (second.rank, second.blocks, second.counts["batches"]) == (1, 2, 1)
 
@@ -52,29 +52,33 @@ def offloading() -> MemoryTransport:
 
 async def test_doubted_blocks_are_not_certain(fleet: FollowedWorkers) -> None:
     fleet.add("w", "m", [offloading()])
-    await until(lambda: fleet.overlaps(chain(3)) == {"w": Overlap(1, uncertain=2)})
-    (feed,) = fleet.feeds("w")
+    await until(lambda: fleet.blocks.overlaps(chain(3)) == {"w": Overlap(1, uncertain=2)})
+    (feed,) = fleet.feeds.statuses("w")
     assert (feed.state, feed.blocks, feed.uncertain_blocks) == (FeedState.LIVE, 2, 2)
 
 
 async def test_doubted_blocks_expire() -> None:
     fleet = FollowedWorkers(12345678, clock=lambda: 0.0, doubted_seconds=0.01)
     fleet.add("w", "m", [offloading()])
-    await until(lambda: fleet.state("w") is FeedState.LIVE and fleet.feeds("w")[0].blocks == 0)
-    assert fleet.overlaps(chain(3)) == {}
+    await until(
+        lambda: (
+            fleet.feeds.state("w") is FeedState.LIVE and fleet.feeds.statuses("w")[0].blocks == 0
+        )
+    )
+    assert fleet.blocks.overlaps(chain(3)) == {}
     await fleet.close()
 
 
 async def test_unknown_worker_has_no_feeds(fleet: FollowedWorkers) -> None:
-    assert fleet.state("w") is FeedState.UNSUPPORTED
-    assert (fleet.feeds("w"), fleet.block_size("w")) == ([], None)
+    assert fleet.feeds.state("w") is FeedState.UNSUPPORTED
+    assert (fleet.feeds.statuses("w"), fleet.blocks.block_size("w")) == ([], None)
     await fleet.remove("w")
 
 
 async def test_worker_is_in_the_state_of_its_worst_rank(fleet: FollowedWorkers) -> None:
     fleet.add("w", "m", [transport(1), MemoryTransport()])
-    await until(lambda: fleet.feeds("w")[0].state is FeedState.LIVE)
-    assert fleet.state("w") is FeedState.CONNECTING
+    await until(lambda: fleet.feeds.statuses("w")[0].state is FeedState.LIVE)
+    assert fleet.feeds.state("w") is FeedState.CONNECTING
 
 
 async def test_emptied_worker_is_reported() -> None:
@@ -82,14 +86,14 @@ async def test_emptied_worker_is_reported() -> None:
     fleet = FollowedWorkers(12345678, clock=lambda: 0.0, emptied=told.append)
     first, second = transport(1), transport(7)
     fleet.add("w", "m", [first, second])
-    await until(lambda: fleet.state("w") is FeedState.LIVE)
-    assert (fleet.ranks("w"), fleet.ranks("x")) == (2, 0)
+    await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
+    assert (fleet.feeds.ranks("w"), fleet.feeds.ranks("x")) == (2, 0)
     second.put(Batch(1, payload(1, ["AllBlocksCleared"])))
     await until(lambda: told == ["w"])
     first.history = {0: payload(0, block(5), life=1)}
     first.put(Batch(0, payload(0, block(5), life=1)))
     await until(lambda: told == ["w", "w"])
-    assert fleet.feeds("w")[0].restarts == 1
+    assert fleet.feeds.statuses("w")[0].restarts == 1
     await fleet.close()
 
 
@@ -98,53 +102,55 @@ async def test_disconnected_worker_is_reported_once() -> None:
     fleet = FollowedWorkers(12345678, clock=lambda: 0.0, cut=told.append)
     publisher = transport(1)
     fleet.add("w", "m", [publisher])
-    await until(lambda: fleet.state("w") is FeedState.LIVE)
+    await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
     assert told == []
     for reason in ("closed", "refused"):
         publisher.put(Disconnected(reason))
-        await until(lambda reason=reason: reason in fleet.feeds("w")[0].reason)  # type: ignore[misc]
+        await until(lambda reason=reason: reason in fleet.feeds.statuses("w")[0].reason)  # type: ignore[misc]
     assert told == ["w"]
     await fleet.close()
 
 
 async def test_removed_worker_leaves_nothing(fleet: FollowedWorkers) -> None:
     fleet.add("w", "m", [transport(1)])
-    await until(lambda: fleet.state("w") is FeedState.LIVE)
+    await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
     await fleet.remove("w")
-    assert fleet.overlaps(chain(1)) == {}
-    assert fleet.state("w") is FeedState.UNSUPPORTED
+    assert fleet.blocks.overlaps(chain(1)) == {}
+    assert fleet.feeds.state("w") is FeedState.UNSUPPORTED
 
 
 async def test_worker_added_while_it_is_removed_stays(fleet: FollowedWorkers) -> None:
     fleet.add("w", "m", [transport(1)])
-    await until(lambda: fleet.state("w") is FeedState.LIVE)
+    await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
     removal = asyncio.create_task(fleet.remove("w"))
     await asyncio.sleep(0)
     fleet.add("w", "m", [transport(1, 2)])
     await removal
-    await until(lambda: fleet.state("w") is FeedState.LIVE)
-    assert fleet.blocks_by_tier("w") == (2, 0, 0, 0)
+    await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
+    assert fleet.blocks.by_tier("w") == (2, 0, 0, 0)
     fleet.index.check()
 
 
 async def test_removal_is_finished_although_its_waiter_is_cancelled(fleet: FollowedWorkers) -> None:
     fleet.add("w", "m", [transport(1)])
-    await until(lambda: fleet.state("w") is FeedState.LIVE)
+    await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
     removal = asyncio.create_task(fleet.remove("w"))
     await asyncio.sleep(0)
     removal.cancel()
     await asyncio.gather(removal, return_exceptions=True)
     await fleet.close()
-    assert (removal.cancelled(), fleet.overlaps(chain(1))) == (True, {})
+    assert (removal.cancelled(), fleet.blocks.overlaps(chain(1))) == (True, {})
 
 
 async def test_replays_are_capped_over_the_fleet() -> None:
     fleet = FollowedWorkers(12345678, clock=lambda: 0.0, replays_at_once=1)
     for number in range(3):
         fleet.add(f"w{number}", "m", [transport(1)])
-    await until(lambda: all(fleet.state(f"w{number}") is FeedState.LIVE for number in range(3)))
+    await until(
+        lambda: all(fleet.feeds.state(f"w{number}") is FeedState.LIVE for number in range(3))
+    )
     await fleet.close()
-    assert fleet.overlaps(chain(1)) == {}
+    assert fleet.blocks.overlaps(chain(1)) == {}
 
 
 class Trickling(MemoryTransport):
@@ -162,10 +168,10 @@ async def test_worker_with_trickling_replays_does_not_block_those_of_others(
     for rank in ranks:
         rank.put(Connected())
     fleet.add("slow", "m", ranks)
-    await until(lambda: any(feed.last_sequence == 0 for feed in fleet.feeds("slow")))
+    await until(lambda: any(feed.last_sequence == 0 for feed in fleet.feeds.statuses("slow")))
     fleet.add("honest", "m", [transport(1)])
-    await until(lambda: fleet.state("honest") is FeedState.LIVE)
-    assert fleet.state("slow") is FeedState.REPLAYING
+    await until(lambda: fleet.feeds.state("honest") is FeedState.LIVE)
+    assert fleet.feeds.state("slow") is FeedState.REPLAYING
 
 
 async def test_adapter_numbered_in_events_is_found_by_its_name(
@@ -177,15 +183,15 @@ async def test_adapter_numbered_in_events_is_found_by_its_name(
         each.put(Connected())
     fleet.add("w", "m", [one], [(7, "x")])
     fleet.add("v", "m", [other])
-    await until(lambda: fleet.state("w") is fleet.state("v") is FeedState.LIVE)
+    await until(lambda: fleet.feeds.state("w") is fleet.feeds.state("v") is FeedState.LIVE)
     prompt, certain, unsure = chain(3), Overlap(1, (1, 0, 0, 0)), Overlap(1, uncertain=1)
-    assert fleet.overlaps(prompt) == {}
-    assert fleet.overlaps(replace(prompt, lora="y")) == {"v": unsure}
-    assert fleet.overlaps(replace(prompt, lora="x")) == {"w": certain, "v": unsure}
+    assert fleet.blocks.overlaps(prompt) == {}
+    assert fleet.blocks.overlaps(replace(prompt, lora="y")) == {"v": unsure}
+    assert fleet.blocks.overlaps(replace(prompt, lora="x")) == {"w": certain, "v": unsure}
     await fleet.remove("w")
-    assert fleet.overlaps(replace(prompt, lora="x")) == {"v": unsure}
+    assert fleet.blocks.overlaps(replace(prompt, lora="x")) == {"v": unsure}
     await fleet.remove("v")
-    assert fleet.overlaps(replace(prompt, lora="x")) == {}
+    assert fleet.blocks.overlaps(replace(prompt, lora="x")) == {}
 
 
 async def test_feed_that_fails_to_close_is_removed_with_the_others(
@@ -198,20 +204,20 @@ async def test_feed_that_fails_to_close_is_removed_with_the_others(
     stuck = Stuck({0: payload(0, block(1))})
     stuck.put(Connected())
     fleet.add("w", "m", [stuck, transport(1)])
-    await until(lambda: fleet.state("w") is FeedState.LIVE)
+    await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
     await fleet.remove("w")
-    assert fleet.overlaps(chain(3)) == {}
+    assert fleet.blocks.overlaps(chain(3)) == {}
     fleet.add("w", "m", [transport(1)])
-    await until(lambda: fleet.state("w") is FeedState.LIVE)
-    assert fleet.overlaps(chain(3)) == {"w": Overlap(1, (1, 0, 0, 0))}
+    await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
+    assert fleet.blocks.overlaps(chain(3)) == {"w": Overlap(1, (1, 0, 0, 0))}
 
 
 async def test_batches_dropped_by_their_number_are_counted(fleet: FollowedWorkers) -> None:
     transport = MemoryTransport({})
     transport.put(Connected())
     fleet.add("w", "m", [transport])
-    await until(lambda: fleet.state("w") is FeedState.LIVE)
-    assert "dropped_batch" not in fleet.feeds("w")[0].counts
+    await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
+    assert "dropped_batch" not in fleet.feeds.statuses("w")[0].counts
     for _ in range(3):
         transport.put(Batch(0, payload(0, block(1))))
-    await until(lambda: fleet.feeds("w")[0].counts.get("dropped_batch") == 2)
+    await until(lambda: fleet.feeds.statuses("w")[0].counts.get("dropped_batch") == 2)

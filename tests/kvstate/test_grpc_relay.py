@@ -130,7 +130,7 @@ async def followed(engine: Engine) -> AsyncIterator[FollowedWorkers]:
 
 def held(fleet: FollowedWorkers, prompt: Prompt | None = None) -> tuple[int, int]:
     """Certain and uncertain blocks."""
-    overlap = fleet.overlaps(prompt or chain(5)).get("w")
+    overlap = fleet.blocks.overlaps(prompt or chain(5)).get("w")
     return (0, 0) if overlap is None else (sum(overlap.tiers), overlap.uncertain)
 
 
@@ -139,7 +139,7 @@ async def test_relayed_blocks_are_certain() -> None:
     async with followed(engine) as fleet:
         await engine.publish(frames(0, block(1)), frames(1, block(2, 1)))
         await until(lambda: held(fleet) == (2, 0))
-        assert fleet.state("w") is FeedState.LIVE
+        assert fleet.feeds.state("w") is FeedState.LIVE
         await engine.publish(frames(2, ["BlockRemoved", [2], "GPU"]))
         await until(lambda: held(fleet) == (1, 0))
 
@@ -153,7 +153,7 @@ async def test_namespaces_and_media_survive_the_relay() -> None:
         await engine.publish(frames(0, salted, removal), frames(1, child))
         prompt = Prompt("m", Tokens("I", [5, 6, 7]), lora="ad", salt="s")
         await until(lambda: held(fleet, prompt) == (2, 0))
-        assert fleet.overlaps(prompt)["w"].tiers == (0, 2, 0, 0)
+        assert fleet.blocks.overlaps(prompt)["w"].tiers == (0, 2, 0, 0)
         assert held(fleet, replace(prompt, salt=None)) == (0, 0)
 
 
@@ -167,7 +167,7 @@ async def test_gap_replayed_by_the_relay_is_invisible() -> None:
         )
         await until(lambda: held(fleet) == (3, 0))
         assert request == [b"", (1).to_bytes(8, "big")]
-        assert fleet.state("w") is FeedState.LIVE
+        assert fleet.feeds.state("w") is FeedState.LIVE
 
 
 async def test_gap_without_a_replay_of_the_relay_is_a_hole() -> None:
@@ -178,7 +178,7 @@ async def test_gap_without_a_replay_of_the_relay_is_a_hole() -> None:
         assert engine.starts == [0, 0]  # DATA_LOSS: it does not resume where we were
         await engine.publish(frames(3, block(1)))
         await until(lambda: held(fleet) == (1, 1))
-        assert fleet.state("w") is FeedState.DEGRADED
+        assert fleet.feeds.state("w") is FeedState.DEGRADED
 
 
 async def test_restarted_publisher_is_followed_from_its_start() -> None:
@@ -190,7 +190,7 @@ async def test_restarted_publisher_is_followed_from_its_start() -> None:
         await engine.subscribed()
         await engine.publish(frames(1, block(1), life=1))
         await until(lambda: held(fleet) == (1, 0))
-        assert fleet.feeds("w")[0].restarts == 1
+        assert fleet.feeds.statuses("w")[0].restarts == 1
 
 
 async def test_relay_that_cannot_resume_is_asked_from_0() -> None:

@@ -63,12 +63,12 @@ async def begun(
 ) -> tuple[FollowedWorkers, Publisher]:
     """Workers that begin with what was saved of one, once all of it is certain."""
     fleet = FollowedWorkers(12345678, clock=lambda: 0.0, times=NEVER_QUIET)
-    fleet.take_saved = lambda *_: dict(enumerate(saved))
+    fleet.subscriptions.take_saved = lambda *_: dict(enumerate(saved))
     publisher.put(Connected())
     fleet.add("w", "m", [publisher])
-    fleet.note_rules("w", rules)
-    await until(lambda: fleet.state("w") is FeedState.LIVE)
-    assert fleet.restoration("w") is (Restoration.PROVEN if saved else Restoration.NONE)
+    fleet.blocks.note_rules("w", rules)
+    await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
+    assert fleet.feeds.restoration("w") is (Restoration.PROVEN if saved else Restoration.NONE)
     return fleet, publisher
 
 
@@ -84,12 +84,12 @@ async def predictions(
     sent: list[int] = []
 
     def is_behind() -> bool:
-        return fleet.batches("w") != len(sent) or not publisher.is_asked
+        return fleet.feeds.batches("w") != len(sent) or not publisher.is_asked
 
     for number, record in enumerate(records(name)):
         await until(lambda: not is_behind())
         if restarts and number % restarts == 1:
-            saved = [one async for one in fleet.saved(lambda _: "")]
+            saved = [one async for one in fleet.rows.saved_ranks(lambda _: "")]
             await fleet.close()
             sent.clear()
             last = {max(history): history[max(history)]}  # the buffer is short
@@ -97,13 +97,13 @@ async def predictions(
             sent.append(max(history))
             await until(lambda: not is_behind())
         details = record["response"]["usage"]["prompt_tokens_details"]
-        found = fleet.overlaps(Prompt("m", Tokens("I", record["prompt_token_ids"])))
+        found = fleet.blocks.overlaps(Prompt("m", Tokens("I", record["prompt_token_ids"])))
         yield Predicted(found.get("w", Overlap(1)), details["cached_tokens"] or 0)
         for frame in record["frames"]:
             history[frame["seq"]] = body = base64.b64decode(frame["payload_b64"])
             publisher.put(Batch(frame["seq"], body))
             sent.append(frame["seq"])
-    assert not is_exact or fleet.feeds("w")[0].counts.keys() <= {
+    assert not is_exact or fleet.feeds.statuses("w")[0].counts.keys() <= {
         "batches",
         "bytes",
         "other_attention_group",

@@ -34,22 +34,22 @@ async def test_recorded_messages_of_a_pool_are_followed_over_zmq(publisher: Publ
     fleet = FollowedWorkers(12345678, lambda: 0.0, stores=[StoreRules("s", frozenset("a"))])
     worker = MemoryTransport()
     fleet.add("a", "m", [worker])
-    fleet.follow_store("s", ZmqTransport(ZmqSource(endpoint, None, "")))
+    fleet.pools.follow("s", ZmqTransport(ZmqSource(endpoint, None, "")))
     with pytest.raises(ValueError, match="followed already"):
-        fleet.follow_store("s", MemoryTransport())
+        fleet.pools.follow("s", MemoryTransport())
     assert await socket.recv() == b"\x01"
     worker.put(Connected())
     worker.put(Batch(FRAMES[0]["seq"], base64.b64decode(FRAMES[0]["payload_b64"])))
-    await until(lambda: sum(one.blocks for one in fleet.feeds("a")) == 6)
+    await until(lambda: sum(one.blocks for one in fleet.feeds.statuses("a")) == 6)
     for frame in FRAMES:
         if frame["worker"] == "pool":
             number = frame["seq"].to_bytes(8, "big")
             await socket.send_multipart([b"", number, base64.b64decode(frame["payload_b64"])])
     # the last message has these alone
-    await until(lambda: dict(fleet.store_events()).get("s", {}).get("unknown_key") == 3)
-    counts = dict(fleet.store_events())["s"]
+    await until(lambda: dict(fleet.pools.events()).get("s", {}).get("unknown_key") == 3)
+    counts = dict(fleet.pools.events())["s"]
     # a's six blocks of two ranks each; none of b's, which is not followed
     assert (counts["stored"], counts["removed"], counts["gap"]) == (12, 1, 0)
     assert list(fleet.stores.blocks()) == [("s", 5)]
     await fleet.close()
-    assert list(fleet.store_events()) == []
+    assert list(fleet.pools.events()) == []

@@ -17,7 +17,7 @@ from kvstate.overlap import Prompt
 from kvstate.pools import MAX_LOOKS, Pool
 from kvstate.steps import finished
 from kvstate.stores import StoreRules, Stores
-from kvstate.wire.mooncake_wire import MAX_KEY, PoolBlock, pool_blocks
+from kvstate.wire.mooncake_wire import MAX_KEY, PoolBlock, decoding_pool
 
 HERE = Path(__file__).parent / "stores"
 DIGEST = "ab" * 32
@@ -198,7 +198,7 @@ INT = int.from_bytes(bytes.fromhex(DIGEST)[-8:], "big")
 def test_event_of_a_pool_names_a_block_or_is_counted(
     event: object, expected: PoolBlock | str
 ) -> None:
-    blocks, faults = finished(pool_blocks(message(event)))
+    blocks, faults = finished(decoding_pool(message(event)))
     assert [*blocks, *faults] == [expected]
 
 

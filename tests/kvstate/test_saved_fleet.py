@@ -44,18 +44,18 @@ def publisher(*numbers: int) -> MemoryTransport:
 
 
 async def saved_of(fleet: FollowedWorkers) -> list[SavedRows]:
-    return [one async for one in fleet.saved(lambda worker: f"engine of {worker}")]
+    return [one async for one in fleet.rows.saved_ranks(lambda worker: f"engine of {worker}")]
 
 
 async def saved_after(fleet: FollowedWorkers, last: int) -> list[SavedRows]:
     """What is saved of a worker that sent the batches 0 to last."""
     fleet.add("w", "m", [publisher(*range(last + 1))])
-    await until(lambda: fleet.state("w") is FeedState.LIVE)
+    await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
     return await saved_of(fleet)
 
 
 def begin(fleet: FollowedWorkers, saved: list[SavedRows], *publishers: MemoryTransport) -> None:
-    fleet.take_saved = lambda *_: {one.rank.rank: one for one in saved}
+    fleet.subscriptions.take_saved = lambda *_: {one.rank.rank: one for one in saved}
     fleet.add("w", "m", publishers)
 
 
@@ -66,10 +66,10 @@ async def test_repeated_batch_makes_all_that_was_saved_certain(
     assert [(one.rank.worker, one.rank.identity) for one in saved] == [("w", "engine of w")]
     later = publisher(3, 4)
     begin(again, saved, later)
-    await until(lambda: again.restoration("w") is Restoration.PROVEN)
-    await until(lambda: again.state("w") is FeedState.LIVE)
+    await until(lambda: again.feeds.restoration("w") is Restoration.PROVEN)
+    await until(lambda: again.feeds.state("w") is FeedState.LIVE)
     assert later.replays == [3]
-    assert again.overlaps(chain(6)) == {"w": Overlap(1, (5, 0, 0, 0))}
+    assert again.blocks.overlaps(chain(6)) == {"w": Overlap(1, (5, 0, 0, 0))}
 
 
 async def test_replay_that_breaks_off_is_asked_for_again(fleet: FollowedWorkers) -> None:
@@ -82,8 +82,8 @@ async def test_replay_that_breaks_off_is_asked_for_again(fleet: FollowedWorkers)
     begin(again, saved, later)
     await until(lambda: later.replays == [3, 3])
     later.replay_error = None
-    await until(lambda: again.overlaps(chain(6)) == {"w": Overlap(1, (5, 0, 0, 0))})
-    assert again.restoration("w") is Restoration.PROVEN
+    await until(lambda: again.blocks.overlaps(chain(6)) == {"w": Overlap(1, (5, 0, 0, 0))})
+    assert again.feeds.restoration("w") is Restoration.PROVEN
     await again.close()
 
 
@@ -92,16 +92,16 @@ async def test_saved_block_is_uncertain_until_it_is_proven(
 ) -> None:
     silent = MemoryTransport({})
     begin(again, await saved_after(fleet, 3), silent)
-    await until(lambda: again.overlaps(chain(6)) == {"w": Overlap(1, uncertain=4)})
-    assert again.restoration("w") is Restoration.UNPROVEN
+    await until(lambda: again.blocks.overlaps(chain(6)) == {"w": Overlap(1, uncertain=4)})
+    assert again.feeds.restoration("w") is Restoration.UNPROVEN
 
 
 async def test_new_publisher_loses_all_that_was_saved(
     fleet: FollowedWorkers, again: FollowedWorkers
 ) -> None:
     begin(again, await saved_after(fleet, 3), publisher(0, 1))
-    await until(lambda: again.restoration("w") is Restoration.LOST)
-    await until(lambda: again.overlaps(chain(6)) == {"w": Overlap(1, (2, 0, 0, 0))})
+    await until(lambda: again.feeds.restoration("w") is Restoration.LOST)
+    await until(lambda: again.blocks.overlaps(chain(6)) == {"w": Overlap(1, (2, 0, 0, 0))})
 
 
 async def test_worker_without_replays_begins_with_nothing(
@@ -111,9 +111,9 @@ async def test_worker_without_replays_begins_with_nothing(
     without = MemoryTransport(None)
     without.put(Connected())
     begin(again, saved, without)
-    await until(lambda: again.state("w") is FeedState.DEGRADED)
-    assert again.restoration("w") is Restoration.NONE
-    assert again.overlaps(chain(6)) == {}
+    await until(lambda: again.feeds.state("w") is FeedState.DEGRADED)
+    assert again.feeds.restoration("w") is Restoration.NONE
+    assert again.blocks.overlaps(chain(6)) == {}
     assert await saved_of(again) == []
 
 
@@ -122,15 +122,15 @@ async def test_rows_that_cannot_be_put_back_leave_the_worker_empty(
 ) -> None:
     (saved,) = await saved_after(fleet, 3)
     begin(again, [SavedRows(saved.rank, [b"no rows"])], publisher(2, 3))
-    await until(lambda: again.state("w") is FeedState.DEGRADED)
-    assert again.restoration("w") is Restoration.NONE
-    assert again.overlaps(chain(6)) == {}
+    await until(lambda: again.feeds.state("w") is FeedState.DEGRADED)
+    assert again.feeds.restoration("w") is Restoration.NONE
+    assert again.blocks.overlaps(chain(6)) == {}
 
 
 async def test_batches_wait_while_their_rank_is_saved(fleet: FollowedWorkers) -> None:
     followed = publisher(*range(2_000))
     fleet.add("w", "m", [followed])
-    await until(lambda: fleet.state("w") is FeedState.LIVE)
+    await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
     saving = asyncio.create_task(saved_of(fleet))
     for number in range(2_000, 2_050):
         followed.put(Batch(number, payload(number, block(number + 1, number))))
@@ -138,16 +138,16 @@ async def test_batches_wait_while_their_rank_is_saved(fleet: FollowedWorkers) ->
     (saved,) = await saving
     again = FollowedWorkers(SECRET, clock=lambda: 0.0)
     begin(again, [saved], publisher(*range(saved.rank.feed.next - 1, 2_050)))
-    await until(lambda: again.state("w") is FeedState.LIVE)
-    assert again.overlaps(chain(3_000)) == {"w": Overlap(1, (2_050, 0, 0, 0))}
+    await until(lambda: again.feeds.state("w") is FeedState.LIVE)
+    assert again.blocks.overlaps(chain(3_000)) == {"w": Overlap(1, (2_050, 0, 0, 0))}
     await again.close()
 
 
 async def test_removed_worker_is_not_saved(fleet: FollowedWorkers) -> None:
     for name in ("v", "w"):
         fleet.add(name, "m", [publisher(*range(100))])
-    await until(lambda: fleet.state("w") is FeedState.LIVE)
-    saved = fleet.saved(lambda _: "")
+    await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
+    saved = fleet.rows.saved_ranks(lambda _: "")
     assert (await anext(saved)).rank.worker == "v"
     await fleet.remove("w")
     assert [one async for one in saved] == []

@@ -1,7 +1,9 @@
 """Long work is done in steps, with the same result as in one go."""
 
+import ast
+import re
 import time
-from collections.abc import Generator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -13,7 +15,7 @@ from kvstate.errors import WireError
 from kvstate.index import Index
 from kvstate.overlap import Prompt, Tokens
 from kvstate.owner import Owner
-from kvstate.steps import finished
+from kvstate.steps import Steps, finished
 from kvstate.wire.zmq_wire import (
     MAX_BLOCKS,
     MAX_EVENT_BYTES,
@@ -22,6 +24,7 @@ from kvstate.wire.zmq_wire import (
     decode_batch,
     stamp_of,
 )
+from tests.imports import MODULES
 
 # Table lookups that each block counts as, when it is forgotten or moved.
 WORK_A_BLOCK = 4
@@ -52,7 +55,7 @@ def taken(index: Index, owner: Owner, payload: bytes) -> None:
     finished(owner.applying(payload))
 
 
-def steps_of(steps: Generator[None, None, Any]) -> int:
+def steps_of(steps: Steps[Any]) -> int:
     return sum(1 for _ in steps)
 
 
@@ -186,3 +189,37 @@ def test_hole_costs_time_in_proportion_to_the_blocks() -> None:
     filled = time.thread_time()
     finished(owner.demoting())
     assert time.thread_time() - filled < 4 * (filled - began)
+
+
+def calls_left_alone(tree: ast.AST, names: set[str]) -> Iterator[str]:
+    """Yields the calls of such functions of which nothing is done with the steps."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            called = ast.unparse(node.value.func)
+            if called.rpartition(".")[2] in names:
+                yield f"line {node.lineno}: {called}"
+
+
+def step_functions(tree: ast.AST) -> set[str]:
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    return {
+        one.name for one in functions if one.returns and "Steps[" in ast.unparse(one.returns)[:6]
+    }
+
+
+def test_functions_of_steps_are_named_so_and_no_call_leaves_them_undone() -> None:
+    trees = {path: ast.parse(path.read_bytes()) for path in MODULES.values()}
+    names = set[str]().union(*map(step_functions, trees.values()))
+    assert names
+    assert not [name for name in names if not re.search("ing(_|$)|^steps$", name)]
+    assert not {
+        str(path): left
+        for path, tree in trees.items()
+        if (left := [*calls_left_alone(tree, names)])
+    }
+
+
+def test_call_that_leaves_its_steps_undone_is_found() -> None:
+    forgotten = ast.parse("def f(owner):\n    owner.forgetting()\n    yield from owner.demoting()")
+    names = {"forgetting", "demoting"}
+    assert [*calls_left_alone(forgotten, names)] == ["line 2: owner.forgetting"]

@@ -1,10 +1,9 @@
 """What changes stores waits while one is copied, and the other way round."""
 
-from collections.abc import Generator
-
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstate.steps import Steps
 from kvstate.store_gate import StoreGate
 
 
@@ -16,7 +15,7 @@ class Work:
         self.under_way: list[str] = []
         self.done: list[str] = []
 
-    def steps(self, kind: str, count: int) -> Generator[None, None, str]:
+    def steps(self, kind: str, count: int) -> Steps[str]:
         self.under_way.append(kind)
         try:
             for _ in range(count):
@@ -28,7 +27,7 @@ class Work:
         self.done.append(kind)
         return kind
 
-    def begin(self, kind: str, count: int) -> Generator[None, None, str]:
+    def begin(self, kind: str, count: int) -> Steps[str]:
         gate = self.gate
         return (gate.copying if kind == "copy" else gate.changing)(self.steps(kind, count))
 

@@ -20,7 +20,7 @@ from kvstate.owner import BYTES_PER_BLOCK, IndexLimits, Owner
 from kvstate.rows.format import SavedStoreRows
 from kvstate.steps import finished
 from kvstate.stores import StoreRules, Stores
-from kvstate.wire.zmq_wire import MAX_BLOCKS, shared_events
+from kvstate.wire.zmq_wire import MAX_BLOCKS, decoding_shared
 
 HERE = Path(__file__).parent / "stores"
 
@@ -209,13 +209,13 @@ def test_blocks_are_forgotten_some_time_after_they_were_stored() -> None:
 def test_shared_events_leave_out_what_is_local_or_damaged() -> None:
     local = stored(range(2), locality="LOCAL")
     damaged = [stored(range(2), block_size=-1), {"type": "Unknown", "locality": "REMOTE"}]
-    events = finished(shared_events(message(local, *damaged, stored(range(3)), removed(1, 2))))
+    events = finished(decoding_shared(message(local, *damaged, stored(range(3)), removed(1, 2))))
     assert [type(one) for one in events] == [BlocksStored, BlocksRemoved]
     assert isinstance(events[1], BlocksRemoved)
     assert events[1].remaining_copies == [0, 0]
     many = [removed(*range(MAX_BLOCKS // 2 + 1)) for _ in range(2)]
     with pytest.raises(WireError):
-        finished(shared_events(message(*many)))
+        finished(decoding_shared(message(*many)))
 
 
 @given(

@@ -23,7 +23,7 @@ PATIENCE_SECONDS = 60.0
 
 def is_live(fleet: FollowedWorkers) -> bool:
     """Whether the worker's feed is live."""
-    return fleet.state("w") is FeedState.LIVE
+    return fleet.feeds.state("w") is FeedState.LIVE
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ async def test_full_buffer_becomes_certain_without_a_failed_replay(source: ZmqSo
         fleet = FollowedWorkers(1, time.time)
         fleet.add("w", "m", [ZmqTransport(source)])
         await until(partial(is_live, fleet), "the feed is live", seconds=PATIENCE_SECONDS)
-        (feed,) = fleet.feeds("w")
+        (feed,) = fleet.feeds.statuses("w")
         assert feed.counts.get("failed_replay", 0) == 0
         assert feed.replays <= 2  # a second one where a second of silence ended just then
         assert (feed.blocks, feed.uncertain_blocks) == (BATCHES * BLOCKS_A_BATCH, 0)

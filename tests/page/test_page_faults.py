@@ -11,7 +11,7 @@ from selenium.webdriver.support.select import Select
 from extproc.base.engine import Engine, Release
 from extproc.base.fault import KINDS, Fault
 from extproc.fleet.discovery.view import SourceReport
-from extproc.fleet.identity import EngineAnswer
+from extproc.fleet.records.engine_identity import EngineAnswer
 from extproc.observing.outcomes import Circumstances, Outcome
 from extproc.observing.usage import Usage
 from extproc.proof.state import Comparison, GoldenVerdict

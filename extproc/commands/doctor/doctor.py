@@ -528,7 +528,7 @@ def _is_place(endpoint: str) -> bool:
 async def _resolved(endpoint: str) -> str:
     """Returns the ip:port of an endpoint, "" if its name does not resolve.
 
-    Of several addresses it is the one that the router takes (`extproc.fleet.resolving`).
+    Of several addresses it is the one that the router takes (`extproc.fleet.identity.resolving`).
     """
     at = address.parse(endpoint)
     if at.is_ip:

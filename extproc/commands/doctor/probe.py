@@ -15,7 +15,7 @@ from extproc.commands.doctor.token_visit import engine_tokens
 from extproc.commands.doctor.worker_visit import USUAL as DEFAULT
 from extproc.commands.doctor.worker_visit import Means, WorkerReport, judge_block_size, judge_clock
 from extproc.config.schema import WorkerSettings
-from extproc.fleet.feed_openers import open_feed
+from extproc.fleet.feeds.feed_openers import open_feed
 from extproc.requests.prompt import Text
 from kvstate.errors import ReplayError, WireError
 from kvstate.events import Batch, BlocksStored, EventBatch, OtherGroupStored

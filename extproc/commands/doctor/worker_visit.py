@@ -15,10 +15,16 @@ from extproc.base import address
 from extproc.base.engine import CONFIGURED, Engine
 from extproc.commands.doctor.findings import Finding, Subject, name_list
 from extproc.config.schema import Config, Model, WorkerEvents, WorkerSettings
-from extproc.fleet import identifying, identity, learning
-from extproc.fleet.engine_metrics import cache_of_metrics
-from extproc.fleet.polling import Client
-from extproc.fleet.reported_sources import PATHS, discovered
+from extproc.fleet.asking.engine_metrics import cache_of_metrics
+from extproc.fleet.asking.polling import Client
+from extproc.fleet.feeds.reported_sources import PATHS, discovered
+from extproc.fleet.identity import identifying, learning
+from extproc.fleet.records.engine_identity import (
+    EngineAnswer,
+    caches_in_info,
+    drafts_in_metrics,
+    identity_of,
+)
 from extproc.routing.candidates.pins import pin_of
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.feeds.feed_sources import ZmqSource
@@ -233,7 +239,7 @@ async def visit(means: Means, worker: WorkerSettings, about: Subject) -> WorkerR
     findings += judge_ranks(about, worker, engine, _ranks(worker, sources))
     model = model_served(means.config, worker, served or ListedModels((), frozenset()))
     findings += judge_template_arguments(about, model, engine)
-    found = identity.identity_of(worker.engine, CONFIGURED, engine).engine
+    found = identity_of(worker.engine, CONFIGURED, engine).engine
     return WorkerReport(findings, True, model, served, sources, found)
 
 
@@ -245,14 +251,14 @@ def _health(about: Subject, answer: Answer) -> Finding:
     return about.wrong("worker-unhealthy", _unread(HEALTH, answer))
 
 
-async def _engine(endpoint: str, seconds: float) -> identity.EngineAnswer:
+async def _engine(endpoint: str, seconds: float) -> EngineAnswer:
     """Returns what a worker says about its engine, asked as the router asks it."""
     client = Client()
     try:
         async with asyncio.timeout(seconds):
             return await identifying.ask_engine(client, endpoint)
     except identifying.FAILURES as error:
-        return identity.EngineAnswer(reason=identifying.in_words(error))
+        return EngineAnswer(reason=identifying.in_words(error))
     finally:
         await client.close()
 
@@ -265,10 +271,10 @@ def _ranks(worker: WorkerSettings, told: ReportedSources | None) -> int:
 
 
 def judge_ranks(
-    about: Subject, worker: WorkerSettings, told: identity.EngineAnswer, ranks: int
+    about: Subject, worker: WorkerSettings, told: EngineAnswer, ranks: int
 ) -> Iterator[Finding]:
     """Yields on which APIs a worker of several ranks reads no rank from a request."""
-    engine = identity.identity_of(worker.engine, CONFIGURED, told).engine
+    engine = identity_of(worker.engine, CONFIGURED, told).engine
     if ranks > 1 and engine is not None:
         unread = [path for path in API_PATHS if pin_of(engine, path) is None]
         if unread:
@@ -276,12 +282,12 @@ def judge_ranks(
             yield about.note("ranks", f"{says} as uncertain there, and requests may miss them")
 
 
-def judge_engine(about: Subject, worker: WorkerSettings, told: identity.EngineAnswer) -> Finding:
+def judge_engine(about: Subject, worker: WorkerSettings, told: EngineAnswer) -> Finding:
     """Returns whether a worker's engine is known, and the one that is configured.
 
     told: what the worker says.
     """
-    known = identity.identity_of(worker.engine, CONFIGURED, told)
+    known = identity_of(worker.engine, CONFIGURED, told)
     if known.engine is None:
         says = f"unknown: {known.reason}; what depends on its release is not certain until"
         return about.note("engine", f"{says} `workers[].engine` names it")
@@ -411,7 +417,7 @@ def judge_block_size(
 
 def judge_draft(about: Subject, metrics: bytes) -> Iterator[Finding]:
     """Yields a note if an engine drafts tokens. metrics: vLLM's answer to /metrics, or b""."""
-    if identity.drafts_in_metrics(metrics):
+    if drafts_in_metrics(metrics):
         says = "it drafts: with EAGLE or MTP it may compute the last cached block of a prompt again"
         yield about.note("attention", f"{says}, which the router learns from its answers")
 
@@ -423,7 +429,7 @@ def judge_prefix_caching(about: Subject, metrics: bytes, info: bytes) -> Iterato
     """
     told = (
         (cache_of_metrics(metrics).is_on, "/metrics"),
-        (identity.caches_in_info(info), "/server_info"),
+        (caches_in_info(info), "/server_info"),
     )
     for caches, path in told:
         if caches is False:
@@ -432,7 +438,7 @@ def judge_prefix_caching(about: Subject, metrics: bytes, info: bytes) -> Iterato
 
 
 def judge_template_arguments(
-    about: Subject, model: Model | None, engine: identity.EngineAnswer
+    about: Subject, model: Model | None, engine: EngineAnswer
 ) -> Iterator[Finding]:
     """Yields a note if SGLang shows other default arguments of templates than are configured."""
     configured = (model and model.chat_template_kwargs) or {}
@@ -448,7 +454,7 @@ def judge_template_arguments(
 def sources_in(path: str, answer: bytes, host: str) -> ReportedSources | None:
     """Returns where a worker publishes, by its answer at a path; None if that is not in the answer.
 
-    path: one of `extproc.fleet.reported_sources.PATHS`.
+    path: one of `extproc.fleet.feeds.reported_sources.PATHS`.
     """
     sources = discovered(path, answer, host)
     if sources:

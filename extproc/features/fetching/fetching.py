@@ -85,7 +85,8 @@ class Fetching(Feature):
         """Returns what shows the blocks and events of stores, if there are any."""
         if self._stores is None:
             return ()
-        return (StoreCollector(self._workers.store_blocks, self._workers.store_events),)
+        stored = self._workers.followed
+        return (StoreCollector(stored.stores.blocks, stored.pools.events),)
 
 
 def fetching(config: Config, workers: Workers, loads: Loads) -> Fetching | None:

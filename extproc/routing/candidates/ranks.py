@@ -1,6 +1,7 @@
 """Data-parallel ranks: which of its worker's ranks a request names.
 
-If a worker's ranks share one HTTP port, a request may name one of them (`extproc.routing.candidates.pins`).
+If a worker's ranks share one HTTP port, a request may name one of them
+(`extproc.routing.candidates.pins`).
 vLLM and SGLang refuse a rank that they do not have, so it is named only if every worker that the
 request may reach has it. An engine does not balance requests that name a rank, so a request names
 one only if the rank's cache saves more than its load exceeds that of the idlest rank.

@@ -1,8 +1,8 @@
 """Terms: the summands of the cost beyond the work that every worker has.
 
 The cost of a worker is the tokens of the prompt that it lacks, those queued there, and the requests
-that it runs (`extproc.routing.cost.survey`), plus what each term charges. A term is asked only if the
-request is one that it concerns.
+that it runs (`extproc.routing.cost.survey`), plus what each term charges. A term is asked only if
+the request is one that it concerns.
 """
 
 from collections.abc import Mapping, Sequence

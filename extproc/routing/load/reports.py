@@ -7,7 +7,8 @@ import msgspec
 # Most workers of one message.
 MAX_WORKERS = 256
 
-# What a router tells of its requests: their number and tokens, as `extproc.routing.load.loads.Gauges`.
+# What a router reports of its requests: their number and tokens, in the order of `Gauges`
+# (`extproc.routing.load.loads`).
 Told = tuple[int, int, int, int, int]
 
 # Where a worker is, and anything else.

@@ -7,10 +7,12 @@ from aiohttp import web
 
 from extproc.config.reader import parse
 from extproc.config.schema import WorkerSettings as Configured
-from extproc.fleet.ask_interval import AskInterval
+from extproc.fleet.asking.ask_interval import AskInterval
+from extproc.fleet.asking.polling import Client
+from extproc.fleet.asking.surroundings import Surroundings
 from extproc.fleet.discovery.view import listed, merged
-from extproc.fleet.polling import Client
-from extproc.fleet.record import Table, Worker
+from extproc.fleet.records.table import Table
+from extproc.fleet.records.worker import Worker
 from extproc.fleet.workers import Workers
 from extproc.routing.health.evidence import Judge
 from kvstate.fleet import FollowedWorkers
@@ -65,7 +67,10 @@ def workers_of(endpoint: str, policy: str) -> Workers:
     """A fleet of one worker, with a policy in YAML."""
     text = f"models: [{{name: m}}]\nworkers: [{{endpoint: '{endpoint}'}}]\npolicy: {policy}"
     return Workers(
-        parse(text, "c"), FollowedWorkers(1, lambda: 0.0), lambda _: [], chance=lambda: 0.5
+        parse(text, "c"),
+        FollowedWorkers(1, lambda: 0.0),
+        lambda _: [],
+        surroundings=Surroundings(chance=lambda: 0.5),
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from extproc.fleet.polling import Client
+from extproc.fleet.asking.polling import Client
 from tests.extproc.fleet.asked import Engine, client, served
 
 

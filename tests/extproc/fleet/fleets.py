@@ -5,9 +5,10 @@ from typing import Any
 
 from extproc.config import schema
 from extproc.config.reader import parse
-from extproc.fleet.asking_times import USUAL, AskingTimes
+from extproc.fleet.asking.asking_times import USUAL, AskingTimes
+from extproc.fleet.asking.host_names import LookUp, addresses_of
+from extproc.fleet.asking.surroundings import Surroundings
 from extproc.fleet.discovery.view import FleetMember, Sighting
-from extproc.fleet.resolving import LookUp, addresses_of
 from extproc.fleet.workers import Workers
 from kvstate.feeds.feed_sources import FeedSource
 from kvstate.feeds.transport import Connected
@@ -37,7 +38,7 @@ def workers(
 
     read = parse(f"models: {models}\nworkers: [{text}]\n{more}", "c")
     fleet = FollowedWorkers(12345678, lambda: 0.0)
-    return Workers(read, fleet, make, times=times, look_up=look_up)
+    return Workers(read, fleet, make, surroundings=Surroundings(look_up=look_up, times=times))
 
 
 async def until_live(one: Workers) -> dict[str, Any]:

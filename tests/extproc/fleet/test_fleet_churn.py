@@ -25,10 +25,11 @@ from extproc.admin.recent import Recent
 from extproc.base.errors import RequestError
 from extproc.config import schema
 from extproc.config.reader import parse
+from extproc.fleet.asking.polling import Client
+from extproc.fleet.asking.surroundings import Surroundings
 from extproc.fleet.discovery.discovery import Discovery
 from extproc.fleet.discovery.view import Sighting, SourceReport
-from extproc.fleet.polling import Client
-from extproc.fleet.record import Worker
+from extproc.fleet.records.worker import Worker
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Outcome
@@ -121,7 +122,7 @@ class System:
             self.fleet,
             lambda _: [self.transport()],
             self.discovery.fault,
-            make_client=Answers,
+            surroundings=Surroundings(make_client=Answers),
         )
         self.metrics = Metrics(self.workers.states, lambda: 0.0)  # else a report gains a minute
         self.remote = remote_tokenizers(self.config, self.workers, self.metrics)
@@ -224,7 +225,9 @@ class System:
             self.router.note_answer(ticket, 503, "")
             self.router.release(ticket)
         self.running.clear()
-        await until(lambda: not (self.fleet._followed or self.fleet._releasing))
+        await until(
+            lambda: not (self.fleet._ranks.workers() or self.fleet.subscriptions._releasing)
+        )
         assert self.workers.candidates.overlaps(Prompt("a", IDS)) == {}
         self.observed.sample(time.time(), {})
 

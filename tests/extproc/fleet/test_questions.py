@@ -1,6 +1,6 @@
 from extproc.config import schema
 from extproc.fleet.discovery.view import Sighting
-from extproc.fleet.record import SelfReport
+from extproc.fleet.records.worker import SelfReport
 from tests.extproc.fleet.answering import worker
 from tests.extproc.fleet.fleets import members, workers
 from tests.waiting import until

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from extproc.base.fault import WORKERS_AT_ONCE
 from extproc.config import schema
 from extproc.fleet.discovery.view import FleetMember, Sighting
-from extproc.fleet.record import Table, Worker
+from extproc.fleet.records.table import Table
+from extproc.fleet.records.worker import Worker
 from extproc.fleet.worker_faults import (
     MAX_LAG_SECONDS,
     PATIENCE_SECONDS,
@@ -18,7 +19,7 @@ from extproc.fleet.worker_faults import (
     discovery_faults,
 )
 from kvstate.feeds.feed import FeedState
-from kvstate.fleet import FeedStatus
+from kvstate.following.worker_feeds import FeedStatus
 from tests.faults import found
 
 NAME = "10.0.0.1:8000"
@@ -31,6 +32,7 @@ class Fleet:
         self.states: list[FeedState] = [FeedState.LIVE]
         self.size: int | None = None
         self.lag, self.why = 0.0, "why"
+        self.feeds = self.blocks = self
 
     def state(self, _: str) -> FeedState:
         others = [one for one in self.states if one is not FeedState.LIVE]
@@ -42,7 +44,7 @@ class Fleet:
     def block_size(self, _: str) -> int | None:
         return self.size
 
-    def feeds(self, _: str) -> Sequence[FeedStatus]:
+    def statuses(self, _: str) -> Sequence[FeedStatus]:
         return [
             FeedStatus(rank, state, self.why, None, 0, 0, 0, 0, 0, 0, 0.0, None, {}, 0)
             for rank, state in enumerate(self.states)

@@ -4,7 +4,7 @@ import math
 import pytest
 
 from extproc.base.engine import Engine, Release
-from extproc.fleet.identity import EngineAnswer
+from extproc.fleet.records.engine_identity import EngineAnswer
 from tests.extproc.fleet.fleets import EVENTS, following, members, until_live, workers
 from tests.memory_transport import MemoryTransport
 
@@ -118,8 +118,8 @@ async def test_worker_that_was_asked_before_its_engine_was_known_is_asked_again(
     one = workers('{endpoint: "127.0.0.1:1", model: a}')
     (worker,) = one.records.values()
     asked: list[str] = []
-    monkeypatch.setattr(one.verifying, "ask_now", lambda known: asked.append(known.name))
+    monkeypatch.setattr(one.engines.verifying, "ask_now", lambda known: asked.append(known.name))
     worker.questioned.at = asked_at
     worker.identify(EngineAnswer(Engine("vllm", Release(0, 33)), ""))
-    one.identifying.expect(worker)
+    one.engines.identifying.expect(worker)
     assert bool(asked) is expected

@@ -111,7 +111,7 @@ async def test_swapped_feeds_are_found_by_what_the_engines_report() -> None:
         both = {first.endpoint: first, second.endpoint: second}
         config = parse(CONFIG.format(model=TINY_MODEL, first=first, second=second), "c")
         fleet = FollowedWorkers(1, lambda: 0.0)
-        workers = Workers(config, fleet, opened, tokenizers=known)
+        workers = Workers(config, fleet, opened, encoders=known)
         metrics = Metrics(workers.states)
         router = Router(config, workers, known, metrics, Random(0))
         await workers.start()
@@ -122,11 +122,11 @@ async def test_swapped_feeds_are_found_by_what_the_engines_report() -> None:
             decision, ticket = await router.route(request)
             assert ticket is not None
             account = Account(decision, ticket.compared, 0.0)
-            server, before = both[decision.worker], sum(map(fleet.batches, both))
+            server, before = both[decision.worker], sum(map(fleet.feeds.batches, both))
             async with client.post(f"{server.url}{PATH}", json=body) as answer:
                 account.respond(200, decision.worker, 1.0)
                 account.read(await answer.read(), 2.0, is_last=True)
-            await until(lambda: sum(map(fleet.batches, both)) > before)
+            await until(lambda: sum(map(fleet.feeds.batches, both)) > before)
             router.release(ticket)
             metrics.observe_outcome(account.outcome())
             return decision

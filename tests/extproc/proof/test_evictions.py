@@ -34,6 +34,7 @@ class Fleet:
         self.index, self.sent = Index(12345678), 0
         self.owner = self.index.add("w", 0, "m")
         self.owner.trusted = True
+        self.feeds = self.blocks = self
 
     def publish(self, cache: PrefixCache) -> None:
         if events := cache.take_events():

@@ -17,7 +17,8 @@ FORMS = (CONVERSATION, BILLING, CONVERSATION | BY_RELEASE)
 def proofs_of(is_refuted: bool) -> Iterator[tuple[Proofs, str]]:
     """The proofs of one worker in each state of its feed, its conversations refuted or not."""
     for state in FeedState:
-        fleet: Any = SimpleNamespace(state=lambda _, state=state: state)
+        feeds = SimpleNamespace(state=lambda _, state=state: state)
+        fleet: Any = SimpleNamespace(feeds=feeds, blocks=None)
         record: Any = SimpleNamespace(proof=TokenProof("w"))
         proofs = Proofs(fleet, {"w": record}, lambda: 0.0)
         if is_refuted:

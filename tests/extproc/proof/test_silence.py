@@ -52,8 +52,8 @@ async def serve_many(one: Checked, count: int, *, status: int | None = OK, words
 
 
 def has_caught_up(one: Checked) -> bool:
-    is_live = one.fleet.state(one.worker.endpoint) is FeedState.LIVE
-    return is_live and one.has_applied_all and one.fleet.live_batches(one.worker.endpoint) > 0
+    is_live = one.fleet.feeds.state(one.worker.endpoint) is FeedState.LIVE
+    return is_live and one.has_applied_all and one.fleet.feeds.live_batches(one.worker.endpoint) > 0
 
 
 def shown(one: Checked) -> dict[str, Any]:
@@ -139,7 +139,7 @@ async def test_worker_that_caches_no_prefixes_need_not_tell(run: Run) -> None:
         await until(lambda: worker.engine_answer.caches is False)
         await serve_many(one, 2 * PROMPTS_UNTOLD)
         assert (shown(one)["state"], codes(one)) == ("live", [])
-        (fault,) = one.workers.identifying.faults()
+        (fault,) = one.workers.engines.identifying.faults()
         assert fault.code == "prefix-caching-off"
 
 
@@ -173,12 +173,12 @@ async def test_answers_are_asked_for_while_a_feed_is_suspected(run: Run) -> None
 
 async def test_feed_with_a_hole_is_silent_only_if_it_never_told_anything(run: Run) -> None:
     async with muted(run) as one:
-        one.fleet.has_holes = True
+        one.fleet.feeds.has_holes = True
         await serve_many(one, PROMPTS_UNTOLD)
         assert codes(one) == ["feed-silent"]
     async with run() as one:
         await one.run(text(999))
-        one.fleet.has_holes = True
+        one.fleet.feeds.has_holes = True
         mute(one)
         await serve_many(one, PROMPTS_UNTOLD)
         assert codes(one) == []

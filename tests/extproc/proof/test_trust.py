@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from extproc.config.reader import parse
 from extproc.config.schema import Model
+from extproc.fleet.asking.surroundings import Surroundings
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Account
@@ -48,6 +49,7 @@ from kvstate.feeds.feed_times import USUAL, FeedTimes
 from kvstate.feeds.transport import FeedTransport
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import FollowedWorkers
+from kvstate.following.worker_feeds import WorkerFeeds
 from simulator.server import SimulatedWorker, running
 from simulator.settings import TINY_MODEL, Settings
 from tests.waiting import until
@@ -102,8 +104,8 @@ WORDS = [
 FAULT: ContextVar[str] = ContextVar("fault", default="")
 
 
-class ShownWorkers(FollowedWorkers):
-    """Workers whose feeds may have holes, and may fail to count their batches."""
+class ShownFeeds(WorkerFeeds):
+    """Feeds of workers that may have holes, and may fail to count their batches."""
 
     has_holes = False
 
@@ -114,6 +116,14 @@ class ShownWorkers(FollowedWorkers):
 
     def state(self, worker: str) -> FeedState:
         return FeedState.DEGRADED if self.has_holes else super().state(worker)
+
+
+class ShownWorkers(FollowedWorkers):
+    """Workers with such feeds."""
+
+    def __init__(self, secret: int, clock: Callable[[], float], times: FeedTimes) -> None:
+        super().__init__(secret, clock, times=times)
+        self.feeds: ShownFeeds = ShownFeeds(self._ranks, clock)
 
 
 @dataclass
@@ -169,7 +179,7 @@ class Checked:
     @property
     def has_applied_all(self) -> bool:
         """Whether all that the worker has published is in the index."""
-        (feed,) = self.fleet.feeds(self.worker.endpoint)
+        (feed,) = self.fleet.feeds.statuses(self.worker.endpoint)
         last = -1 if feed.last_sequence is None else feed.last_sequence
         return last + 1 == self.worker.next_sequence() and not feed.unapplied
 
@@ -233,7 +243,11 @@ def run(tmp_path: Path) -> Run:
             config = parse(CONFIG.format(worker=worker, TINY_MODEL=TINY_MODEL, verify=verify), "c")
             fleet, known = ShownWorkers(12345678, lambda: 0.0, times=times), {"tiny": tokenizer}
             workers = Workers(
-                config, fleet, open_transports, monotonic=lambda: one.now, tokenizers=known
+                config,
+                fleet,
+                open_transports,
+                encoders=known,
+                surroundings=Surroundings(monotonic=lambda: one.now),
             )
             metrics = Metrics(workers.states)
             router = Router(config, workers, known, metrics, Random(0))
@@ -548,7 +562,7 @@ async def test_client_cannot_forge_that_tokens_differ(run: Run, status: int) -> 
 async def test_feed_with_a_hole_says_nothing(run: Run) -> None:
     async with run(WITH_SYSTEM_LINE) as one:
         tickets = [await one.send(text(2))]
-        one.fleet.has_holes = True
+        one.fleet.feeds.has_holes = True
         one.now += PAUSE_WHILE_PROVED_SECONDS
         tickets.append(await one.send(text(3)))
         status = await one.settle(*tickets)

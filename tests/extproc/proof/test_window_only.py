@@ -13,6 +13,7 @@ import pytest
 
 from extproc.config.reader import parse
 from extproc.config.schema import Model
+from extproc.fleet.asking.surroundings import Surroundings
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.proof.lookups import PAUSE_SECONDS, SILENCE_SECONDS
@@ -51,7 +52,7 @@ def recorded() -> list[bytes]:
 
 
 def is_live(fleet: FollowedWorkers, name: str) -> bool:
-    return fleet.state(name) is FeedState.LIVE
+    return fleet.feeds.state(name) is FeedState.LIVE
 
 
 def words(seed: int) -> str:
@@ -82,7 +83,7 @@ class Rig:
         self.transports[worker].put(Batch(number, batch or RECORDED[number]))
         self.router.note_answer(ticket, 200, worker)
         self.sent[worker] += 1
-        await until(lambda: self.fleet.batches(worker) == self.sent[worker])
+        await until(lambda: self.fleet.feeds.batches(worker) == self.sent[worker])
         self.router.release(ticket)
         self.now += SILENCE_SECONDS + PAUSE_SECONDS
         list(self.workers.states.statuses())  # looks up what is due
@@ -107,7 +108,11 @@ async def rig() -> AsyncIterator[Rig]:
 
     config, fleet = parse(CONFIG, "c"), FollowedWorkers(1, lambda: 0.0)
     workers = Workers(
-        config, fleet, opened, monotonic=lambda: made.now, tokenizers={"tiny": tokenizer}
+        config,
+        fleet,
+        opened,
+        encoders={"tiny": tokenizer},
+        surroundings=Surroundings(monotonic=lambda: made.now),
     )
     router = Router(config, workers, {"tiny": tokenizer}, Metrics(workers.states), Random(0))
     made = Rig(workers, fleet, router, transports)
@@ -150,9 +155,9 @@ async def test_nothing_recorded_can_be_used_for_prefixes(rig: Rig) -> None:
     name = NAMES[0]
     for number, recorded_batch in enumerate(RECORDED):
         rig.transports[name].put(Batch(number, recorded_batch))
-    await until(lambda: rig.fleet.batches(name) == len(RECORDED))
-    assert rig.fleet.block_size(name) is None
-    assert rig.fleet.other_groups(name).are_there
+    await until(lambda: rig.fleet.feeds.batches(name) == len(RECORDED))
+    assert rig.fleet.blocks.block_size(name) is None
+    assert rig.fleet.blocks.other_groups(name).are_there
 
 
 async def test_feed_that_tells_only_what_cannot_be_used_is_silent(rig: Rig) -> None:

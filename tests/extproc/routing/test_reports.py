@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.fleet.engine_metrics import (
+from extproc.fleet.asking.engine_metrics import (
     MAX_METRICS_BYTES,
     CacheConfig,
     Sleep,

@@ -28,7 +28,7 @@ class Member:
 
     @property
     def overlap(self) -> Overlap | None:
-        return self.fleet.overlaps(chain(1)).get("w")
+        return self.fleet.blocks.overlaps(chain(1)).get("w")
 
     async def end(self) -> None:
         await self.standing.close()
@@ -72,7 +72,7 @@ async def test_the_next_process_leads_when_the_first_ends(member: Callable[..., 
     assert len(publisher.transports) == 1
     await first.end()
     await until(lambda: second.standing.role is Role.LEADING)
-    await until(lambda: second.fleet.state("w") is FeedState.LIVE)
+    await until(lambda: second.fleet.feeds.state("w") is FeedState.LIVE)
     assert second.overlap
 
 

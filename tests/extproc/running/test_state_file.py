@@ -123,7 +123,7 @@ async def written(path: Path, word: bytes = b"word") -> None:
     """Writes the file of a router whose worker sent the batches 0 to 5."""
     async with router(path, None, Note(word)) as (fleet, memory):
         fleet.add("w", "m", [publisher(0, 5)])
-        await until(lambda: fleet.state("w") is FeedState.LIVE)
+        await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
         await memory.start()
         await memory.close()
 
@@ -139,7 +139,7 @@ async def test_restarted_router_is_certain_before_it_serves(path: Path) -> None:
     async with router(path, state, note) as (fleet, memory):
         fleet.add("w", "m", [publisher(5, 7)])
         await memory.start()
-        assert fleet.overlaps(chain(20)) == {"w": Overlap(1, (8, 0, 0, 0))}
+        assert fleet.blocks.overlaps(chain(20)) == {"w": Overlap(1, (8, 0, 0, 0))}
         assert (note.word, note.proven) == (b"word", ["w"])
         shown = {
             one.name: one.samples for one in StateCollector(memory.file, memory.restored).collect()
@@ -199,12 +199,12 @@ async def test_router_serves_only_once_what_came_since_is_applied(path: Path) ->
         pausing.put(Connected())
         fleet.add("w", "m", [pausing])
         starting = asyncio.create_task(memory.start())
-        await until(lambda: fleet.restoration("w") is Restoration.PROVEN)
+        await until(lambda: fleet.feeds.restoration("w") is Restoration.PROVEN)
         await asyncio.sleep(0)
         assert not starting.done()
         pausing.goes_on.set()
         await starting
-        assert fleet.overlaps(chain(20)) == {"w": Overlap(1, (8, 0, 0, 0))}
+        assert fleet.blocks.overlaps(chain(20)) == {"w": Overlap(1, (8, 0, 0, 0))}
         await memory.close()
 
 
@@ -215,7 +215,7 @@ async def test_worker_that_has_not_proven_it_yet_delays_no_start_for_long(path: 
         late = MemoryTransport({5: batch(5)})
         fleet.add("w", "m", [late])
         await memory.start()
-        assert fleet.overlaps(chain(20)) == {"w": Overlap(1, uncertain=6)}
+        assert fleet.blocks.overlaps(chain(20)) == {"w": Overlap(1, uncertain=6)}
         late.put(Connected())
         await until(lambda: note.proven)
         await memory.close()
@@ -369,8 +369,8 @@ async def begins_clean(path: Path, data: bytes) -> None:
     async with router(path, state, Note()) as (fleet, memory):
         fleet.add("w", "m", [publisher(0, 2)])  # it has restarted: none of the file is true
         await asyncio.wait_for(memory.start(), 10)
-        await until(lambda: fleet.state("w") is FeedState.LIVE)
-        assert fleet.overlaps(chain(20)) == {"w": Overlap(1, (3, 0, 0, 0))}
+        await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
+        assert fleet.blocks.overlaps(chain(20)) == {"w": Overlap(1, (3, 0, 0, 0))}
         assert stored(fleet) in ([], [3])
         await memory.close()
 

@@ -57,7 +57,7 @@ async def test_idle_worker_that_mounts_the_store_is_picked_over_a_busy_holder() 
     for frame in frames:
         feeds[0].put(Batch(frame["seq"], base64.b64decode(frame["payload_b64"])))
     body = json.dumps({"model": "m", "prompt": frames[0]["prompt_token_ids"]}).encode()
-    await until(lambda: dict(workers.store_blocks()) == {"files": 16})
+    await until(lambda: dict(workers.followed.stores.blocks()) == {"files": 16})
     assert (await router.route(RoutingRequest(HEAD, body)))[0].worker == "127.0.0.1:1"
     workers.loads.begin("127.0.0.1:1", 2_000.0, workers.monotonic())
     shown = await router.explain(HEAD, body)

@@ -97,14 +97,14 @@ async def flooded() -> AsyncIterator[tuple[FollowedWorkers, Flood]]:
     times = FeedTimes(burst_seconds=0.2, behind_seconds=0.3)
     fleet, flood = FollowedWorkers(12345678, lambda: 0.0, times=times), Flood()
     fleet.add("flood", "m", [flood])
-    await until(lambda: fleet.feeds("flood")[0].reason == BEHIND)
+    await until(lambda: fleet.feeds.statuses("flood")[0].reason == BEHIND)
     yield fleet, flood
     await fleet.close()
 
 
 async def test_flooding_feed_is_uncertain_and_keeps_to_its_share_of_the_loop() -> None:
     async with flooded() as (fleet, flood):
-        status, sent = fleet.feeds("flood")[0], flood.sent
+        status, sent = fleet.feeds.statuses("flood")[0], flood.sent
         assert (status.state, status.uncertain_blocks) == (FeedState.LIVE, status.blocks)
         assert status.counts["behind"] == 1
         cpu_seconds, began_at = time.thread_time(), time.monotonic()
@@ -115,7 +115,7 @@ async def test_flooding_feed_is_uncertain_and_keeps_to_its_share_of_the_loop() -
 
 
 def has_taken(fleet: FollowedWorkers, number: int) -> bool:
-    return fleet.feeds("honest")[0].last_sequence == number
+    return fleet.feeds.statuses("honest")[0].last_sequence == number
 
 
 async def test_events_of_other_workers_are_applied_during_a_flood() -> None:
@@ -123,21 +123,21 @@ async def test_events_of_other_workers_are_applied_during_a_flood() -> None:
         honest = MemoryTransport({})
         honest.put(Connected())
         fleet.add("honest", "m", [honest])
-        await until(lambda: fleet.state("honest") is FeedState.LIVE)
+        await until(lambda: fleet.feeds.state("honest") is FeedState.LIVE)
         for number in range(50):
             before = flood.sent
             honest.put(Batch(number, payload(number, block(number + 1, number or None))))
             await until(partial(has_taken, fleet, number), pause=0)
             assert flood.sent - before <= 256, "it waited for the flood"
-        await until(lambda: sum(fleet.overlaps(chain(50))["honest"].tiers) == 50)
-        assert fleet.feeds("honest")[0].reason == ""
+        await until(lambda: sum(fleet.blocks.overlaps(chain(50))["honest"].tiers) == 50)
+        assert fleet.feeds.statuses("honest")[0].reason == ""
 
 
 async def test_flooding_feed_is_applied_whole_and_certain_after_the_flood() -> None:
     async with flooded() as (fleet, flood):
         flood.is_over = True
-        await until(lambda: fleet.feeds("flood")[0].reason == "")
-        status = fleet.feeds("flood")[0]
+        await until(lambda: fleet.feeds.statuses("flood")[0].reason == "")
+        status = fleet.feeds.statuses("flood")[0]
         assert (status.state, status.last_sequence, status.gaps) == (
             FeedState.LIVE,
             flood.sent - 1,

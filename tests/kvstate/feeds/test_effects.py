@@ -1,5 +1,4 @@
 import asyncio
-from collections.abc import Generator
 
 import pytest
 
@@ -11,6 +10,7 @@ from kvstate.feeds.feed_news import FeedNews
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.transport import RankName
 from kvstate.feeds.turns import Turns
+from kvstate.steps import Steps
 
 
 def batch(body: Body) -> Batch:
@@ -24,18 +24,18 @@ class Written:
         self.done: list[object] = []
         self.taken = BatchResult()
 
-    def applying(self, body: Body) -> Generator[None, None, BatchResult]:
+    def applying(self, body: Body) -> Steps[BatchResult]:
         yield
         if body == b"broken":
             raise WireError("payload is not msgpack")
         self.done.append(body)
         return self.taken
 
-    def forgetting(self) -> Generator[None, None, None]:
+    def forgetting(self) -> Steps[None]:
         yield
         self.done.append("forget")
 
-    def demoting(self) -> Generator[None, None, None]:
+    def demoting(self) -> Steps[None]:
         yield
         self.done.append("demote")
 

@@ -368,13 +368,13 @@ async def test_feed_that_resumes_stays_certain(publisher: GrpcPublisher) -> None
         fleet.add(
             "w", "m", grpc_transports(GrpcSource(f"127.0.0.1:{port}", "vllm"), lambda: 0.5, HASTY)
         )
-        await until(lambda: fleet.overlaps(chain(3)).get("w", None) is not None)
-        await until(lambda: fleet.overlaps(chain(3))["w"].tiers[0] == 2)
+        await until(lambda: fleet.blocks.overlaps(chain(3)).get("w", None) is not None)
+        await until(lambda: fleet.blocks.overlaps(chain(3))["w"].tiers[0] == 2)
         publisher.end()
         await until(lambda: len(publisher.starts) > 1)
         publisher.publish(batch(2, store(3, 2)))
-        await until(lambda: fleet.overlaps(chain(3))["w"].tiers[0] == 3)
-        assert fleet.state("w") is FeedState.LIVE
+        await until(lambda: fleet.blocks.overlaps(chain(3))["w"].tiers[0] == 3)
+        assert fleet.feeds.state("w") is FeedState.LIVE
         await fleet.close()
 
 
@@ -418,8 +418,8 @@ async def test_unreached_server_is_connecting_with_a_short_reason() -> None:
     fleet = FollowedWorkers(1, lambda: 0.0)
     source = GrpcSource(f"127.0.0.1:{free_port()}", "vllm", 1)
     fleet.add("w", "m", grpc_transports(source, lambda: 0.5, HASTY))
-    await until(lambda: fleet.feeds("w")[0].reason == "cannot connect: Connection refused")
-    assert fleet.state("w") is FeedState.CONNECTING
+    await until(lambda: fleet.feeds.statuses("w")[0].reason == "cannot connect: Connection refused")
+    assert fleet.feeds.state("w") is FeedState.CONNECTING
     await fleet.close()
 
 

@@ -226,7 +226,7 @@ async def follow(url: str) -> FollowedWorkers:
 
 def held(fleet: FollowedWorkers, prompt: Prompt) -> tuple[int, int]:
     """Certain and uncertain blocks."""
-    overlap = fleet.overlaps(prompt).get("w")
+    overlap = fleet.blocks.overlaps(prompt).get("w")
     return (0, 0) if overlap is None else (sum(overlap.tiers), overlap.uncertain)
 
 
@@ -248,7 +248,7 @@ async def test_drained_blocks_are_certain(server: Server) -> None:
     async with serving(server) as url:
         fleet = await follow(url)
         await until(lambda: held(fleet, chain(3)) == (2, 0))
-        assert fleet.state("w") is FeedState.LIVE
+        assert fleet.feeds.state("w") is FeedState.LIVE
         await fleet.close()
 
 
@@ -259,8 +259,8 @@ async def test_other_consumer_degrades_the_feed_by_a_gap(server: Server) -> None
         await until(lambda: held(fleet, chain(3)) == (1, 0))
         server.queue = [stored(7, 2, 1)]
         await until(lambda: held(fleet, chain(3)) == (0, 2))
-        assert fleet.state("w") is FeedState.DEGRADED
-        assert "another consumer drains this worker" in fleet.feeds("w")[0].reason
+        assert fleet.feeds.state("w") is FeedState.DEGRADED
+        assert "another consumer drains this worker" in fleet.feeds.statuses("w")[0].reason
         await fleet.close()
 
 
@@ -271,6 +271,6 @@ async def test_restarted_server_is_followed_from_its_start(server: Server) -> No
         await until(lambda: held(fleet, chain(3)) == (2, 0))
         server.queue = [created(), stored(1, 1)]
         await until(lambda: held(fleet, chain(3)) == (1, 0))
-        assert fleet.state("w") is FeedState.LIVE
-        assert fleet.feeds("w")[0].restarts == 1
+        assert fleet.feeds.state("w") is FeedState.LIVE
+        assert fleet.feeds.statuses("w")[0].restarts == 1
         await fleet.close()

@@ -72,11 +72,11 @@ class Process:
             stores=stores,
             times=times,
         )
-        self.fleet.taps = Taps(self.fleet.index.core)
+        self.fleet.subscriptions.taps = Taps(self.fleet.index.core)
         self.publisher = publisher
         self.hello = hello
-        hand_over, hand_over_stores = self.fleet.hand_over, self.fleet.hand_over_stores
-        self.passing = Passing(self.fleet.taps, hand_over, hand_over_stores, HELLO)
+        hand_over, hand_over_stores = self.fleet.rows.copy_ranks, self.fleet.rows.copy_stores
+        self.passing = Passing(self.fleet.subscriptions.taps, hand_over, hand_over_stores, HELLO)
         self.reading: Reading | None = None
         self.task: asyncio.Task[bool] | None = None
 
@@ -88,7 +88,7 @@ class Process:
         self.follow()
 
     def read(self, socket: Path) -> None:
-        self.reading = self.fleet.read(self.hello)
+        self.reading = self.fleet.relayed.read(self.hello)
         self.follow()
         self.task = asyncio.create_task(self.reading.follow(socket))
 
@@ -96,7 +96,7 @@ class Process:
         """Leads from now on, once the other process is gone."""
         assert self.task is not None
         await self.task
-        await self.fleet.take_over()
+        await self.fleet.relayed.take_over()
         await self.passing.start(socket)
 
     async def end(self) -> None:
@@ -109,31 +109,31 @@ class Process:
 
     def held(self, prompts: list[Prompt]) -> list[Overlap | None]:
         """What the index says of each prompt."""
-        return [self.fleet.overlaps(prompt).get("w") for prompt in prompts]
+        return [self.fleet.blocks.overlaps(prompt).get("w") for prompt in prompts]
 
     async def position(self) -> list[int]:
         """After which batch its rows can be saved."""
-        return [one.rank.feed.next async for one in self.fleet.saved(lambda _: "engine")]
+        return [one.rank.feed.next async for one in self.fleet.rows.saved_ranks(lambda _: "engine")]
 
     @property
     def sequence(self) -> int | None:
-        return self.fleet.feeds("w")[0].last_sequence
+        return self.fleet.feeds.statuses("w")[0].last_sequence
 
     @property
     def certain_tokens(self) -> int:
         """How many tokens of a chain are certain."""
-        found = self.fleet.overlaps(chain(4)).get("w")
+        found = self.fleet.blocks.overlaps(chain(4)).get("w")
         return 0 if found is None else found.certain_tokens
 
     @property
     def is_heard(self) -> bool:
         """Whether the tokens of what the worker stores are passed on."""
-        assert self.fleet.taps is not None
-        return all(tap.is_heard for tap in self.fleet.taps.of("w") or ())
+        assert self.fleet.subscriptions.taps is not None
+        return all(tap.is_heard for tap in self.fleet.subscriptions.taps.of("w") or ())
 
     @property
     def state(self) -> FeedState:
-        return self.fleet.state("w")
+        return self.fleet.feeds.state("w")
 
 
 async def until_alike(one: Process, other: Process, prompts: list[Prompt]) -> None:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from kvstate.overlap import Prompt, Tokens
 from kvstate.relay.holdings import Holding
-from kvstate.relay.passing import Steps, StorePlace, TakeStore
+from kvstate.relay.passing import StorePlace, TakeStore
 from kvstate.relay.records import StoreBeginning
+from kvstate.steps import Steps
 from kvstate.stores import StoreRules
 from tests.kvstate.publishing import block, chain
 from tests.kvstate.relay.relaying import Process, Publisher
@@ -111,7 +112,7 @@ class Host:
         await until(self._is_same)
 
     def _is_leader_done(self) -> bool:
-        feeds = {name: self.leader.fleet.feeds(name)[0] for name in WORKERS}
+        feeds = {name: self.leader.fleet.feeds.statuses(name)[0] for name in WORKERS}
         return all(
             feed.last_sequence == self.publishers[name].number - 1 and not feed.unapplied
             for name, feed in feeds.items()
@@ -132,9 +133,9 @@ def known(process: Process) -> list[object]:
     fleet = process.fleet
     found = fleet.stores.stored(PROMPT)
     stored = [(one.store, one.tokens, sorted(one.workers)) for one in found]
-    orphans = [fleet.feeds(name)[0].orphans for name in WORKERS]
-    states = [fleet.state(name) for name in WORKERS]
-    overlaps = sorted(fleet.overlaps(PROMPT).items())
+    orphans = [fleet.feeds.statuses(name)[0].orphans for name in WORKERS]
+    states = [fleet.feeds.state(name) for name in WORKERS]
+    overlaps = sorted(fleet.blocks.overlaps(PROMPT).items())
     return [stored, list(fleet.stores.blocks()), orphans, states, overlaps]
 
 
@@ -178,11 +179,11 @@ async def test_a_process_that_joins_gets_all_blocks_that_wait_for_their_parents(
     await host.until_same()
     await host.begin()
     await host.until_same()
-    assert host.reader.fleet.feeds("w")[0].orphans == count - 1
+    assert host.reader.fleet.feeds.statuses("w")[0].orphans == count - 1
     host.publish("store", "w", 1)
     await host.until_same()
     prompt = Prompt("m", Tokens("I", range(1, count + 2)))
-    assert host.reader.fleet.overlaps(prompt)["w"].certain_tokens == count
+    assert host.reader.fleet.blocks.overlaps(prompt)["w"].certain_tokens == count
     await host.end()
 
 
@@ -205,13 +206,13 @@ class Counted:
     def __init__(self, host: Host) -> None:
         self.sent = 0
         self.done: set[str] = set()
-        self._hand_over = host.leader.fleet.hand_over_stores
+        self._hand_over = host.leader.fleet.rows.copy_stores
         host.leader.passing.hand_over_stores = self._counted
 
     async def _counted(
         self, workers: Collection[str], known: Collection[StorePlace], take: TakeStore
     ) -> None:
-        def counted(beginning: StoreBeginning, holding: Holding) -> Steps:
+        def counted(beginning: StoreBeginning, holding: Holding) -> Steps[None]:
             self.sent += 1
             yield from take(beginning, holding)
 

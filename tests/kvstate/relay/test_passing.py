@@ -10,9 +10,9 @@ import pytest
 
 from kvstate.relay import passing
 from kvstate.relay.holdings import Holding
-from kvstate.relay.passing import Steps
 from kvstate.relay.records import Beginning, Kind, Record, Wish, encoded, record_at
 from kvstate.relay.taps import Tap
+from kvstate.steps import Steps
 from tests.kvstate.publishing import block
 from tests.kvstate.relay.relaying import HELLO, Process, Publisher
 from tests.waiting import until
@@ -30,15 +30,15 @@ class Beginnings:
     meanwhile: what it does.
     """
 
-    def __init__(self, leader: Process, meanwhile: Callable[[Steps], object]) -> None:
+    def __init__(self, leader: Process, meanwhile: Callable[[Steps[None]], object]) -> None:
         self.steps = 0
-        self._hand_over, self._meanwhile = leader.fleet.hand_over, meanwhile
+        self._hand_over, self._meanwhile = leader.fleet.rows.copy_ranks, meanwhile
         leader.passing.hand_over = self._over
 
     async def _over(self, worker: str, take: passing.TakeRank) -> bool:
         def taken(
             tap: Tap, beginning: Beginning, holding: Holding, trusted: Callable[[], bool]
-        ) -> Steps:
+        ) -> Steps[None]:
             steps = take(tap, beginning, Holding(holding.rows * 5, []), trusted)
             next(steps)
             self._meanwhile(steps)
@@ -80,8 +80,8 @@ async def test_what_happens_while_a_rank_begins_follows_it(
     monkeypatch.setattr(passing, "ROWS_BYTES", 1)
     leader = await followed(socket)
 
-    def meanwhile(_: Steps) -> None:
-        leader.fleet.taps.put(encoded(Kind.STATUS, 7))  # type: ignore[union-attr]
+    def meanwhile(_: Steps[None]) -> None:
+        leader.fleet.subscriptions.taps.put(encoded(Kind.STATUS, 7))  # type: ignore[union-attr]
         leader.passing.flush()
 
     beginnings = Beginnings(leader, meanwhile)
@@ -100,9 +100,9 @@ async def test_a_rank_whose_beginning_does_not_end_is_gone(
     monkeypatch.setattr(passing, "ROWS_BYTES", 1)
     leader = await followed(socket)
 
-    def end(steps: Steps) -> None:
+    def end(steps: Steps[None]) -> None:
         if is_removed:
-            leader.fleet.taps.remove("w")  # type: ignore[union-attr]
+            leader.fleet.subscriptions.taps.remove("w")  # type: ignore[union-attr]
         else:
             steps.close()
 

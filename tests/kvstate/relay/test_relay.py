@@ -110,7 +110,7 @@ async def test_a_process_takes_over_without_asking_for_more_than_the_last_batch(
     await reader.take_over(socket)
     await until(lambda: reader.state is FeedState.LIVE)
     assert publisher.transports[-1].replays == [2]
-    assert reader.fleet.overlaps(chain(3))["w"].certain_tokens == 3
+    assert reader.fleet.blocks.overlaps(chain(3))["w"].certain_tokens == 3
     await reader.end()
 
 
@@ -151,7 +151,7 @@ async def test_a_process_that_reads_saves_what_another_can_begin_with(socket: Pa
         publisher.publish(block(number, PARENTS[number]))
     reader.read(socket)
     await until(lambda: reader.state is FeedState.LIVE)
-    (saved,) = [one async for one in reader.fleet.saved(lambda _: "engine")]
+    (saved,) = [one async for one in reader.fleet.rows.saved_ranks(lambda _: "engine")]
     assert (saved.rank.feed.next, saved.rank.owner.blocks) == (3, 3)
     for process in (leader, reader):
         await process.end()
@@ -204,7 +204,7 @@ class Listener:
 async def test_a_listener_hears_what_another_process_follows(socket: Path) -> None:
     publisher = Publisher()
     leader, reader, listener = Process(publisher), Process(publisher), Listener()
-    reader.fleet.listen(listener)
+    reader.fleet.index.listen(listener)
     await leader.lead(socket)
     reader.read(socket)
     publisher.publish(block(1))

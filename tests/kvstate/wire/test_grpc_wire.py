@@ -2,7 +2,7 @@ import contextlib
 import gc
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,7 +30,7 @@ from kvstate.pb.kvsteer_kv_events_pb2 import (
     KvEventBatch,
     KvSnapshotChunk,
 )
-from kvstate.steps import finished
+from kvstate.steps import Steps, finished
 from kvstate.wire.grpc_wire import (
     MAX_BLOCKS,
     Piece,
@@ -179,7 +179,7 @@ def store(blocks: int, first: int = 1) -> KvCacheEvent:
     )
 
 
-def longest_step(steps: Generator[None, None, object]) -> float:
+def longest_step(steps: Steps[object]) -> float:
     """CPU seconds of the longest step; meanwhile, no garbage of other tests is collected."""
     longest, is_done = 0.0, False
     gc.disable()

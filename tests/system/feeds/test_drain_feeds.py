@@ -41,7 +41,7 @@ class Drained:
 
     def certain(self) -> list[int]:
         asked = [Prompt("m", Tokens("I", prompt)) for prompt in PROMPTS]
-        held = [self.fleet.overlaps(prompt).get("w") for prompt in asked]
+        held = [self.fleet.blocks.overlaps(prompt).get("w") for prompt in asked]
         return [overlap.certain_tokens if overlap else 0 for overlap in held]
 
     def held(self) -> list[int]:
@@ -54,7 +54,7 @@ class Drained:
         return 1000 * (asyncio.get_running_loop().time() - started_at)
 
     def is_exact(self) -> bool:
-        return self.fleet.state("w") is FeedState.LIVE and self.certain() == self.held()
+        return self.fleet.feeds.state("w") is FeedState.LIVE and self.certain() == self.held()
 
 
 @asynccontextmanager
@@ -84,8 +84,8 @@ async def test_events_taken_by_another_consumer_degrade_the_feed(table: list[Row
                 await one.ask(range(1000 + number, 1020 + number))
                 stolen = await one.steal()
         await one.ask(PROMPTS[1])
-        known = await one.until(lambda: one.fleet.state("w") is FeedState.DEGRADED)
-        assert "another consumer drains this worker" in one.fleet.feeds("w")[0].reason
+        known = await one.until(lambda: one.fleet.feeds.state("w") is FeedState.DEGRADED)
+        assert "another consumer drains this worker" in one.fleet.feeds.statuses("w")[0].reason
         assert one.certain()[0] == 0
         how = "event ids are missing: says so"
         table.append(Row("another consumer drains", "http drain", known, known, None, how))
@@ -98,5 +98,5 @@ async def test_restarted_worker_is_detected_by_its_first_event(table: list[Row])
         await one.ask(PROMPTS[1])
         exact = took + await one.until(one.is_exact)
         how = "event 0 again: everything is forgotten"
-        assert one.fleet.feeds("w")[0].restarts == 1
+        assert one.fleet.feeds.statuses("w")[0].restarts == 1
         table.append(Row("engine restarts at 0", "http drain", took, took, exact, how))

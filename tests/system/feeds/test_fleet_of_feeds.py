@@ -52,13 +52,15 @@ async def fleet() -> AsyncIterator[FollowedWorkers]:
 
 def certain(fleet: FollowedWorkers, worker: str, chain: tuple[int, ...]) -> int:
     """Blocks of a chain that are credited to a worker as certain."""
-    overlap = fleet.overlaps(prompt(chain)).get(worker)
+    overlap = fleet.blocks.overlaps(prompt(chain)).get(worker)
     return sum(overlap.tiers) if overlap else 0
 
 
 async def state(fleet: FollowedWorkers, worker: str, *states: FeedState) -> None:
     """Waits until a worker's feeds are in one of these states."""
-    await until(lambda: fleet.state(worker) in states, f"{worker} is in {states}", pause=0.002)
+    await until(
+        lambda: fleet.feeds.state(worker) in states, f"{worker} is in {states}", pause=0.002
+    )
 
 
 def since(start: float) -> float:
@@ -91,7 +93,7 @@ async def test_hanging_publisher_is_detected_by_heartbeats(
         engine.send_signal(signal.SIGSTOP)
         await state(router, "w", FeedState.STALE)
         known = since(stopped_at)
-        assert "no answer to heartbeats" in router.feeds("w")[0].reason
+        assert "no answer to heartbeats" in router.feeds.statuses("w")[0].reason
         engine.send_signal(signal.SIGCONT)
         await state(router, "w", FeedState.LIVE)
         exact = since(stopped_at)
@@ -104,7 +106,7 @@ async def test_dead_rank_leaves_the_certain_blocks_of_the_other(table: list[Row]
     first.lose(first.store(A))
     second.lose(second.store(B))
     async with fleet() as router:
-        router.names_ranks = True  # requests may choose the living one
+        router.blocks.names_ranks = True  # requests may choose the living one
         sources = [ZmqSource(each.events, each.replay, "") for each in (first, second)]
         router.add("w", MODEL, [ZmqTransport(source) for source in sources])
         await state(router, "w", FeedState.LIVE)
@@ -113,7 +115,10 @@ async def test_dead_rank_leaves_the_certain_blocks_of_the_other(table: list[Row]
         await second.end()
         await state(router, "w", FeedState.STALE)
         known = since(died_at)
-        assert [feed.state for feed in router.feeds("w")] == [FeedState.LIVE, FeedState.STALE]
+        assert [feed.state for feed in router.feeds.statuses("w")] == [
+            FeedState.LIVE,
+            FeedState.STALE,
+        ]
         assert (certain(router, "w", A), certain(router, "w", B)) == (4, 0)
         how = "the living rank stays certain"
         table.append(Row("two ranks, one of them dead", "zmq", known, known, None, how))
@@ -132,7 +137,7 @@ async def test_garbage_at_full_speed_leaves_other_feeds_live(table: list[Row]) -
         slowest = 0.0
 
         def has_refused(more_than: int) -> bool:
-            (broken,) = router.feeds("broken")
+            (broken,) = router.feeds.statuses("broken")
             return broken.counts.get("undecodable_batch", 0) > more_than
 
         for number in range(51):
@@ -141,7 +146,7 @@ async def test_garbage_at_full_speed_leaves_other_feeds_live(table: list[Row]) -
             sound.publish(sound.store((number,)))
             await until(partial(certain, router, "sound", (number,)), pause=0)
             slowest = max(slowest, since(sent_at))
-        (broken,) = router.feeds("broken")
+        (broken,) = router.feeds.statuses("broken")
         assert (broken.blocks, certain(router, "broken", (0,))) == (0, 0)
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kilobytes
         assert grown < 128 * 1024
@@ -163,11 +168,11 @@ async def test_feeds_of_very_many_workers_become_live_while_overlaps_are_asked_f
         picks, slowest = 0, 0.0
         async with asyncio.timeout(90):
             while any(
-                router.state(f"w{number}") is not FeedState.LIVE for number in range(WORKERS)
+                router.feeds.state(f"w{number}") is not FeedState.LIVE for number in range(WORKERS)
             ):
                 asked_at = asyncio.get_running_loop().time()
                 await asyncio.sleep(0)
-                held = router.overlaps(prompt(chains[picks % WORKERS]))
+                held = router.blocks.overlaps(prompt(chains[picks % WORKERS]))
                 assert set(held) <= {f"w{picks % WORKERS}"}
                 slowest = max(slowest, since(asked_at))
                 picks += 1

@@ -249,10 +249,10 @@ async def test_server_whose_snapshots_do_not_end_is_named_until_one_does() -> No
         source = GrpcSource(f"127.0.0.1:{port}", "vllm")
         fleet.add(WORKER, MODEL, grpc_transports(source, lambda: 0.5, SOON))
         try:
-            await until(lambda: SNAPSHOT_LATE in fleet.feeds(WORKER)[0].reason)
-            assert fleet.state(WORKER) is FeedState.DEGRADED
+            await until(lambda: SNAPSHOT_LATE in fleet.feeds.statuses(WORKER)[0].reason)
+            assert fleet.feeds.state(WORKER) is FeedState.DEGRADED
             publisher.publish(batch(1, store(2, 1), snapshot=KvSnapshotChunk(index=1, count=3)))
             publisher.publish(batch(2, store(3, 2), snapshot=KvSnapshotChunk(index=2, count=3)))
-            await until(lambda: fleet.state(WORKER) is FeedState.LIVE)
+            await until(lambda: fleet.feeds.state(WORKER) is FeedState.LIVE)
         finally:
             await fleet.close()

@@ -321,4 +321,4 @@ async def test_slow_consumer_at_the_high_water_mark_replays_the_gap(
         await watch.settled()
         table.append(await watch.row("replay of the gap"))
         assert watch.is_exact()
-        assert watch.fleet.feeds(WORKER)[0].gaps > 0
+        assert watch.fleet.feeds.statuses(WORKER)[0].gaps > 0

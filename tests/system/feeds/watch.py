@@ -110,12 +110,12 @@ class Watch:
     @property
     def state(self) -> FeedState:
         """The feed's."""
-        return self.fleet.state(WORKER)
+        return self.fleet.feeds.state(WORKER)
 
     @property
     def reason(self) -> str:
         """The feed's."""
-        return self.fleet.feeds(WORKER)[0].reason
+        return self.fleet.feeds.statuses(WORKER)[0].reason
 
     def happens(self, evidence: Evidence, *, to_the_engine: bool = True) -> None:
         """Watches a fault that happens now, to the engine or others; evidence: its first sign."""
@@ -148,7 +148,7 @@ class Watch:
 
     def credited(self, probe: Sequence[int]) -> Overlap:
         """The part of a prompt that is credited to the worker."""
-        return self.fleet.overlaps(prompt(probe)).get(WORKER, Overlap(1))
+        return self.fleet.blocks.overlaps(prompt(probe)).get(WORKER, Overlap(1))
 
     def certain(self) -> list[int]:
         """Blocks credited as certain, of each probe."""
@@ -168,11 +168,11 @@ class Watch:
         return all(certain <= held for certain, held in pairs)
 
     def has_all(self) -> bool:
-        if self.fleet.feeds(WORKER)[0].unapplied:
+        if self.fleet.feeds.statuses(WORKER)[0].unapplied:
             return False
         if self.renumbered:
             return self.state is not FeedState.LIVE or self.is_exact()
-        taken = self.fleet.feeds(WORKER)[0].last_sequence
+        taken = self.fleet.feeds.statuses(WORKER)[0].last_sequence
         return (-1 if taken is None else taken) == self.engine.sequence - 1
 
     async def _look(self) -> None:
@@ -203,9 +203,9 @@ class Watch:
                 cache for moment, cache in self.engine.truth.items() if moment >= self._faulted
             )
             return [Cache(), *since]
-        taken = self.fleet.feeds(WORKER)[0].last_sequence
+        taken = self.fleet.feeds.statuses(WORKER)[0].last_sequence
         last = -1 if taken is None else taken
-        numbers = range(last - self.fleet.feeds(WORKER)[0].unapplied, last + 1)
+        numbers = range(last - self.fleet.feeds.statuses(WORKER)[0].unapplied, last + 1)
         moments = (Moment(self.engine.life, number) for number in numbers)
         return [self.engine.truth.get(moment, Cache()) for moment in moments]
 

@@ -8,7 +8,8 @@ HOUR_SECONDS = 3600.0
 
 def name_of_two(name: str) -> None:
     """Has a host name lead to two addresses of this host."""
-    from extproc.fleet.resolving import addresses_of
+    from extproc.fleet.asking.host_names import addresses_of
+    from extproc.fleet.asking.surroundings import Surroundings
     from extproc.fleet.workers import Workers
 
     async def look_up(host: str) -> Iterable[str]:
@@ -16,7 +17,7 @@ def name_of_two(name: str) -> None:
 
     defaults = Workers.__init__.__kwdefaults__
     assert defaults is not None
-    defaults["look_up"] = look_up
+    defaults["surroundings"] = Surroundings(look_up=look_up)
 
 
 def clock_ahead() -> None:

@@ -52,11 +52,11 @@ class Followed:
 
     async def live(self) -> None:
         """Waits until the feed is live: a replay may have brought all batches, and not its end."""
-        await until(lambda: self.fleet.state("w") is FeedState.LIVE)
+        await until(lambda: self.fleet.feeds.state("w") is FeedState.LIVE)
 
     def certain(self, prompts: Sequence[Sequence[int]], salt: str | None) -> list[int]:
         asked = [Prompt("m", Tokens("I", prompt), salt=salt) for prompt in prompts]
-        held = [self.fleet.overlaps(prompt).get("w") for prompt in asked]
+        held = [self.fleet.blocks.overlaps(prompt).get("w") for prompt in asked]
         return [overlap.certain_tokens if overlap else 0 for overlap in held]
 
     def held(self, prompts: Sequence[Sequence[int]], salt: str | None) -> list[int]:
@@ -103,7 +103,7 @@ async def follow_all(one: Followed) -> None:
         await one.ask(prompt)
         most = max(most, *await one.exact(prompts))
     assert most >= 2 * BLOCK_SIZE
-    assert one.fleet.block_size("w") == BLOCK_SIZE
+    assert one.fleet.blocks.block_size("w") == BLOCK_SIZE
 
 
 def settings(dialect: str, **fields: Any) -> Settings:
@@ -143,12 +143,12 @@ async def test_salted_prompt_overlaps_only_blocks_of_its_salt(dialect: str) -> N
 
 async def test_index_equals_the_caches_of_both_ranks() -> None:
     async with followed(settings("vllm-0.32", ranks=2)) as one:
-        one.fleet.names_ranks = True  # as these requests name one
+        one.fleet.blocks.names_ranks = True  # as these requests name one
         prompts = [list(range(start, start + 30)) for start in range(0, 600, 100)]
         for number, prompt in enumerate(prompts):
             await one.ask(prompt, rank=number % 2)
             await one.exact(prompts)
-        assert all(feed.blocks for feed in one.fleet.feeds("w"))
+        assert all(feed.blocks for feed in one.fleet.feeds.statuses("w"))
 
 
 async def test_host_blocks_with_tokens_are_certain_after_the_first_removal() -> None:
@@ -157,7 +157,7 @@ async def test_host_blocks_with_tokens_are_certain_after_the_first_removal() -> 
         for prompt in prompts:
             await one.ask(prompt)
         await one.exact(prompts)
-        assert one.fleet.blocks_by_tier("w")[1] > 0
+        assert one.fleet.blocks.by_tier("w")[1] > 0
 
 
 async def test_blocks_offloaded_to_the_host_are_still_credited() -> None:
@@ -167,7 +167,7 @@ async def test_blocks_offloaded_to_the_host_are_still_credited() -> None:
         for prompt in prompts:
             await one.ask(prompt)
             await one.exact(prompts)
-        assert one.fleet.blocks_by_tier("w")[1] > 0
+        assert one.fleet.blocks.by_tier("w")[1] > 0
 
 
 @pytest.mark.parametrize("dialect", ["vllm-0.32", "vllm-0.20", "sglang-0.5.22", "trtllm"])

@@ -1,0 +1,1 @@
+"""The workers' feeds, and what they show of ranks and of reuse."""

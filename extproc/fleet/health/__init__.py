@@ -1,0 +1,1 @@
+"""Which workers answer: health probes, doubts, and sleeping engines."""

@@ -1,0 +1,1 @@
+"""Who each worker is: its address, its engine, what it serves, and what of it is remembered."""

@@ -1,0 +1,1 @@
+"""How much each worker has to do, and how fast it computes and sends."""

@@ -1,0 +1,1 @@
+"""Whether the workers' tokens are those computed here, as they answer."""

@@ -1,0 +1,1 @@
+"""Following workers: their feeds, what they hold, and what is kept or passed on of it."""
