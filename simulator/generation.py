@@ -181,7 +181,7 @@ class Generator:
         form: AnswerForm,
     ) -> web.StreamResponse:
         engine = self._engine_for(request)
-        dialect = self._settings.speaks
+        dialect = self._settings.event_dialect
         # Several answers to one prompt share its tokens.
         usage = UsageCounts(
             prompt_tokens=sum(len(job.prompt) for job in jobs if not job.choice),

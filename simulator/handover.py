@@ -88,7 +88,7 @@ class BlockHandover:
             ApiError: the engine needs a field that the body lacks.
         """
         role = self._settings.role
-        if self._settings.speaks.engine == "sglang":
+        if self._settings.event_dialect.engine == "sglang":
             if role == "both":
                 return None
             if body.bootstrap_room is None:

@@ -8,7 +8,7 @@ from extproc.config.schema import Config
 from extproc.config.sections import BOTH
 from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import Table, Worker
-from extproc.requests.dialect import Dialect, ModelDialects, spoken_by
+from extproc.requests.dialect import Dialect, ModelDialects, model_dialects
 from extproc.routing.claim_table import Holdings
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Loads
@@ -76,7 +76,9 @@ class Candidates:
             }
             engines = {one.name: one.engine for one in workers}
             printed = {one.name: one.printed for one in workers if one.printed is not None}
-            known = self._dialects[model] = spoken_by(engines, own, arguments, printed, keywords)
+            known = self._dialects[model] = model_dialects(
+                engines, own, arguments, printed, keywords
+            )
         return known
 
     def dialect_of(self, worker: Worker) -> Dialect | None:

@@ -15,13 +15,8 @@ import msgspec
 from extproc.base.errors import RequestError
 from extproc.proof.golden_added import text_with
 from extproc.proof.state import Comparison, GoldenVerdict, Mismatch
-from extproc.requests import (
-    chat_request,
-    completion_request,
-    messages_request,
-    responses_request,
-    rust_chat,
-)
+from extproc.requests import chat_request, messages_request, responses_request, rust_chat
+from extproc.requests.completion_request import parse_completion
 from extproc.requests.dialect import Dialect
 from extproc.requests.prompt import (
     CONVERSATION,
@@ -138,7 +133,7 @@ _CUTS = Golden("a text of many kinds", Text(CUT_TEXT, add_special_tokens=False))
 
 # The simplest ones first, since the first that differs is reported.
 GOLDEN: Sequence[Golden] = (
-    *(_golden(repr(text[:20]), completion_request.parse, {"prompt": text}) for text in TEXTS),
+    *(_golden(repr(text[:20]), parse_completion, {"prompt": text}) for text in TEXTS),
     _CUTS,
     *(_golden(name, chat_request.parse, body) for name, body in _CHATS.items()),
     _golden("messages (Anthropic's API)", messages_request.parse, _MESSAGES),
@@ -309,10 +304,11 @@ async def tokens_there(
     """Returns an engine's tokens of golden requests; equal questions are asked once.
 
     post: sends a question to POST /tokenize, and returns the status and at most one byte more than
-    MAX_ANSWER_BYTES; it raises SilentError if there is no answer. model: as in `Golden.question`.
+    MAX_ANSWER_BYTES; it raises TokenizerSilentError if there is no answer. model: as in
+    `Golden.question`.
 
     Raises:
-        SilentError, NoTokenizeError: there is no answer at all.
+        TokenizerSilentError, NoTokenizeError: there is no answer at all.
     """
     found: dict[bytes, Tokens | str] = {}
     for golden in requests:

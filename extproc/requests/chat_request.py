@@ -26,7 +26,7 @@ from extproc.base.errors import RequestError
 from extproc.base.template_arguments import RESERVED_ARGUMENTS
 from extproc.requests import rust_chat, sglang_chat
 from extproc.requests.costly_json import refuse_costly
-from extproc.requests.dialect import Dialect, Effort, Speaks, ToolFields, agreed
+from extproc.requests.dialect import Dialect, DialectFor, Effort, ToolFields, agreed
 from extproc.requests.function_tools import printed_tools
 from extproc.requests.given_ids import given_ids
 from extproc.requests.known_messages import KnownMessages, memory_of
@@ -611,17 +611,17 @@ def _read(written: bytes) -> SentMessage:
 _known = KnownMessages(_read, memory_of_arguments)
 
 
-def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
+def parse(content: bytes, dialect_for: DialectFor = agreed) -> InferenceRequest:
     """Parses the body of a chat completion.
 
-    speaks: as in `extproc.requests.request.parse`.
+    dialect_for: as in `extproc.requests.request.parse`.
 
     Raises:
         RequestError: its prompt cannot be keyed; the error says why.
         msgspec.DecodeError: it is no chat completion.
     """
     body = _body.decode(content)
-    dialect = speaks(body.model)
+    dialect = dialect_for(body.model)
     if dialect is not None and dialect.is_rust:
         return rust_chat.parse(content, dialect)
     if dialect is not None and dialect.sglang is not None:

@@ -206,7 +206,7 @@ class _CompletionBody(msgspec.Struct):
 _body = msgspec.json.Decoder(_CompletionBody)
 
 
-def parse(content: bytes) -> InferenceRequest:
+def parse_completion(content: bytes) -> InferenceRequest:
     """Parses the body of a completion.
 
     Raises:

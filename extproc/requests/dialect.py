@@ -289,7 +289,7 @@ class ModelDialects(NamedTuple):
 
 
 # Returns the dialect in which a request for a model, as the client named it, is read first.
-Speaks = Callable[[str | None], Dialect | None]
+DialectFor = Callable[[str | None], Dialect | None]
 
 
 def dialect_of(engine: Engine | None) -> Dialect:
@@ -300,17 +300,17 @@ def dialect_of(engine: Engine | None) -> Dialect:
     """
     if engine is None:
         return NEWEST
-    spoken = [
+    matching = [
         one
         for one in _RANGES
         if one.engine == engine.name
         and one.front_end == engine.front_end
         and one.since <= engine.release
     ]
-    return spoken[-1].dialect if spoken else NEWEST
+    return matching[-1].dialect if matching else NEWEST
 
 
-def spoken_by(
+def model_dialects(
     engines: Mapping[str, Engine | None],
     own_template: Collection[str] = (),
     arguments: Mapping[str, PromptArguments] = MappingProxyType({}),

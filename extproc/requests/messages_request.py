@@ -21,7 +21,7 @@ from extproc.requests.chat_request import (
     conversation,
     effort_in,
 )
-from extproc.requests.dialect import Dialect, Effort, Speaks, agreed
+from extproc.requests.dialect import Dialect, DialectFor, Effort, agreed
 from extproc.requests.function_tools import FLAGS, printed_tools
 from extproc.requests.given_ids import given_ids
 from extproc.requests.known_messages import KnownMessages
@@ -98,17 +98,17 @@ _transfer = msgspec.json.Decoder(dict[str, Any] | None)
 _known = KnownMessages(_read)
 
 
-def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
+def parse(content: bytes, dialect_for: DialectFor = agreed) -> InferenceRequest:
     """Parses the body of a messages request.
 
-    speaks: as in `extproc.requests.request.parse`.
+    dialect_for: as in `extproc.requests.request.parse`.
 
     Raises:
         RequestError: its prompt cannot be keyed; the error says why.
         msgspec.DecodeError: it is no such request.
     """
     body = _body.decode(content)
-    dialect = speaks(body.model)
+    dialect = dialect_for(body.model)
     if dialect is not None and dialect.is_rust:
         raise RequestError("unsupported_by_engine")  # it answers 404 or 501
     if dialect is not None and dialect.sglang is not None:

@@ -20,7 +20,7 @@ from extproc.requests.chat_request import (
     conversation,
     effort_in,
 )
-from extproc.requests.dialect import BY_LIBRARY, Dialect, Speaks, agreed
+from extproc.requests.dialect import BY_LIBRARY, Dialect, DialectFor, agreed
 from extproc.requests.function_tools import function_of
 from extproc.requests.given_ids import given_ids
 from extproc.requests.known_messages import KnownMessages
@@ -77,17 +77,17 @@ _item = msgspec.json.Decoder(dict[str, Any])
 _known = KnownMessages(_item.decode)
 
 
-def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
+def parse(content: bytes, dialect_for: DialectFor = agreed) -> InferenceRequest:
     """Parses the body of a response request.
 
-    speaks: as in `extproc.requests.request.parse`.
+    dialect_for: as in `extproc.requests.request.parse`.
 
     Raises:
         RequestError: its prompt cannot be keyed; the error says why.
         msgspec.DecodeError: it is no such request.
     """
     body = _body.decode(content)
-    dialect = speaks(body.model)
+    dialect = dialect_for(body.model)
     if dialect is not None and dialect.is_rust:
         raise RequestError("unsupported_by_engine")  # it answers 404 or 501
     if dialect is not None and dialect.sglang is not None:

@@ -15,7 +15,7 @@ from extproc.media.prompts import Filled, MediaPrompt
 from extproc.observing.decisions import Course
 from extproc.requests.compression import COMPRESSED, is_compressed
 from extproc.requests.costly_json import is_light
-from extproc.requests.dialect import NEWEST, Dialect, ModelDialects, Speaks
+from extproc.requests.dialect import NEWEST, Dialect, DialectFor, ModelDialects
 from extproc.requests.media import stand_ins_of
 from extproc.requests.odd_json import OddBody, rewritten
 from extproc.requests.outline import Outline, beginning_of, outline_of
@@ -260,7 +260,7 @@ class Queries:
             query = None
         return (query.prompts, query.forms) if query is not None else ((), 0)
 
-    def _read(self, path: str, body: bytes, speaks: Speaks) -> Read | Query:
+    def _read(self, path: str, body: bytes, speaks: DialectFor) -> Read | Query:
         """Returns a request and its model, or the query if the request cannot be keyed."""
         try:
             request = parse(path, body, speaks)
