@@ -70,7 +70,7 @@ CORE = {
     "extproc.serving.stream",
     "extproc.serving.stream_answers",
     "extproc.sharing.messages",
-    "extproc.sharing.picture",
+    "extproc.sharing.other_routers",
     "extproc.sharing.reporter",
     "extproc.tokenizing.remote_tokenizer_wire",
     "extproc.tokenizing.tokenizer_layout",

@@ -23,7 +23,7 @@ from extproc.routing.arrivals import Arrivals
 from extproc.routing.eligibility import Candidate
 from extproc.routing.pins import PinnedRank
 from extproc.routing.speed import LEAST_SECONDS, Common, Speed
-from extproc.routing.told import GaugesOf, Place, Told, WorkerNews
+from extproc.routing.told import GaugesOf, Place, Told, WorkerLoadReport
 from extproc.routing.transfers import FleetTransfers, Transfers
 from kvstate.overlap import Prompt
 
@@ -413,7 +413,7 @@ class Loads:
     def record_reports(
         self,
         router: str,
-        told: Sequence[WorkerNews],
+        told: Sequence[WorkerLoadReport],
         places: Mapping[int, Place],
         now: float,
         *,

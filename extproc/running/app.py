@@ -79,7 +79,7 @@ from extproc.serving.lean_server import LeanServer
 from extproc.serving.observers import Observers
 from extproc.serving.router import Router
 from extproc.sharing.rows import RowsExchange
-from extproc.sharing.sharing import PromptTelling, Sharing, SharingCollector, telling_of
+from extproc.sharing.sharing import Sharing, SharingCollector, SignallingReporter, reporter_of
 from extproc.tokenizing.file_digest import digest_of
 from extproc.tokenizing.remote_tokenizer import Endpoints, RemoteTokenizer, count_avoided
 from kvstate.errors import DamagedError
@@ -134,7 +134,7 @@ class Running:
     """What a router is made of, and what signals and commands act on.
 
     certificates: None if it speaks plain text. recorder: None if requests are not recorded.
-    telling, sharing, state: None if they are not configured. standing: None for a single process.
+    reporter, sharing, state: None if they are not configured. standing: None for a single process.
     own_readiness: that of this process alone. readiness: that of all processes. steer: changes the
     percentage of requests that are steered, here and in all other processes. inherited: listening
     sockets of the router that it replaces, by section. listening: return the numbers of those that
@@ -153,7 +153,7 @@ class Running:
     observed: Observed
     recorder: Recorder | None
     router: Router
-    telling: PromptTelling | None
+    reporter: SignallingReporter | None
     sharing: Sharing | None
     restored: RestoredWorkers
     state: StateFile | None
@@ -184,8 +184,8 @@ async def running(
     tokenizers = load_tokenizers(config)
     certificates = None if config.extproc.tls is None else Certificates(config.extproc.tls)
     discovery = Discovery(listed(config.workers), sources_of(config))
-    telling = None if config.sharing is None else telling_of(config.sharing)
-    shared = _shared_secret(config, telling)
+    reporter = None if config.sharing is None else reporter_of(config.sharing)
+    shared = _shared_secret(config, reporter)
     saved = await _saved_state(config, shared)
     digests = await asyncio.to_thread(_file_digests, config)
     secret = saved.about.secret if saved else secrets.randbits(64) if shared is None else shared
@@ -194,7 +194,7 @@ async def running(
     if saved is not None and saved.about.secret != secret:
         log.warning("state.file: %s is not used: other processes have another", config.state.file)
         saved = None
-    fleet, workers = _workers(config, discovery, telling, tokenizers, secret)
+    fleet, workers = _workers(config, discovery, reporter, tokenizers, secret)
     metrics = Metrics(workers.states)
     async with telemetry(os.environ, metrics) as traces:
         remote = remote_tokenizers(config, workers, metrics)
@@ -236,8 +236,8 @@ async def running(
             observed=observed,
             recorder=recorder,
             router=router,
-            telling=telling,
-            sharing=_sharing(config, telling, workers, router),
+            reporter=reporter,
+            sharing=_sharing(config, reporter, workers, router),
             restored=restored,
             state=file,
             own_readiness=own,
@@ -312,7 +312,7 @@ def _store_parts(made: Running) -> Iterator[Part]:
 def _workers(
     config: Config,
     discovery: Discovery,
-    telling: PromptTelling | None,
+    reporter: SignallingReporter | None,
     tokenizers: "Mapping[str, Tokenizer]",
     secret: int,
 ) -> tuple[FollowedWorkers, Workers]:
@@ -333,19 +333,19 @@ def _workers(
         stores=store_rules(config.stores),
     )
     workers = Workers(
-        config, fleet, open_feed, discovery.fault, telling=telling, tokenizers=tokenizers
+        config, fleet, open_feed, discovery.fault, telling=reporter, tokenizers=tokenizers
     )
     return fleet, workers
 
 
-def _shared_secret(config: Config, telling: PromptTelling | None) -> int | None:
+def _shared_secret(config: Config, reporter: SignallingReporter | None) -> int | None:
     """Returns the secret of the block keys that all routers of a fleet have, None if none.
 
     Only a secret file is good enough: a channel's name may be guessed, and a password tried.
     """
-    if config.sharing is None or telling is None or config.sharing.secret_file is None:
+    if config.sharing is None or reporter is None or config.sharing.secret_file is None:
         return None
-    return telling.keys.blocks
+    return reporter.keys.blocks
 
 
 async def _saved_state(config: Config, secret: int | None) -> SavedState | None:
@@ -410,8 +410,8 @@ def _state(
 
 def _rows(made: Running, secret: int | None) -> RowsExchange | None:
     """Returns what exchanges rows of the index with other routers, None if that is not possible."""
-    sharing, telling = made.sharing, made.telling
-    if sharing is None or telling is None or secret is None or not made.config.events.enabled:
+    sharing, reporter = made.sharing, made.reporter
+    if sharing is None or reporter is None or secret is None or not made.config.events.enabled:
         return None
     header = StateHeader(saved_layout(), installed_version(), time.time(), 0)
 
@@ -425,8 +425,8 @@ def _rows(made: Running, secret: int | None) -> RowsExchange | None:
 
     layout, is_giving = header.layout, made.own_readiness
     return RowsExchange(
-        telling.keys,
-        telling.tag,
+        reporter.keys,
+        reporter.tag,
         layout,
         sharing.send,
         sections,
@@ -466,14 +466,14 @@ def _recorder(config: Config) -> Recorder | None:
 
 
 def _sharing(
-    config: Config, telling: PromptTelling | None, workers: Workers, router: Router
+    config: Config, reporter: SignallingReporter | None, workers: Workers, router: Router
 ) -> Sharing | None:
-    if config.sharing is None or telling is None:
+    if config.sharing is None or reporter is None:
         return None
     fleet, placing = workers.candidates, router.placing
     return Sharing(
         config.sharing,
-        telling,
+        reporter,
         fleet,
         placing.claims,
         placing.homes,

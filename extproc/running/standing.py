@@ -169,7 +169,7 @@ class Standing:
 
 
 def _proof(secret: int) -> str:
-    """Returns what shows that two processes have the same secret, without telling it."""
+    """Returns what shows that two processes have the same secret, without reporter it."""
     return hashlib.sha256(b"kvsteer feeds" + secret.to_bytes(8, "big")).hexdigest()
 
 

@@ -60,7 +60,7 @@ from extproc.fleet.discovery.view import (
 from extproc.serving.certificates import Certificates
 from extproc.sharing.carriers import transport_of
 from extproc.sharing.messages import MessageError, decoded
-from extproc.sharing.sharing import ALIVE_TICKS, telling_of
+from extproc.sharing.sharing import ALIVE_TICKS, reporter_of
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.undecodable import UNDECODABLE
 
@@ -423,7 +423,7 @@ async def overhear(options: SharingSettings, seconds: float) -> Overheard:
     Raises:
         StartError: the client library is missing, or a file with a secret cannot be read.
     """
-    keys = telling_of(options).keys
+    keys = reporter_of(options).keys
     heard_at: dict[str, float] = {}
     counts: Counter[str] = Counter()
     opened = asyncio.Event()

@@ -72,4 +72,4 @@ async def test_overhear_lists_routers_without_joining_them(tmp_path: Path) -> No
         assert set(heard.heard_seconds) == {"one", "other"}
         assert max(heard.heard_seconds.values()) < 1.5
         assert not heard.fault
-        assert len(one.sharing.picture.peers) == len(other.sharing.picture.peers) == 1
+        assert len(one.sharing.others.peers) == len(other.sharing.others.peers) == 1
