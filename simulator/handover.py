@@ -130,10 +130,10 @@ class BlockHandover:
                 f"http://{place}{_HELD}", json=asked, timeout=limit
             ) as answer:
                 answer.raise_for_status()
-                told = int(await answer.text())
+                cached = int(await answer.text())
         except (aiohttp.ClientError, TimeoutError, ValueError):
             return held
-        more = max(0, told - held)
+        more = max(0, cached - held)
         await asyncio.sleep(more / self._settings.transfer_tokens_per_second)
         self.pulled_tokens += more
         return held + more

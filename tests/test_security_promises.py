@@ -169,7 +169,9 @@ PROMISES = {
     "can neither forge nor change a message": (
         "extproc/sharing/test_messages.py::test_decoded_refuses_a_message_changed_anywhere"
     ),
-    "A message counts once": "extproc/sharing/test_other_routers.py::test_repeated_message_counts_once",
+    "A message counts once": (
+        "extproc/sharing/test_other_routers.py::test_repeated_message_counts_once"
+    ),
     "a recording counts for nothing": (
         "extproc/sharing/test_liars.py::test_recording_of_an_ended_router_is_ignored"
     ),

@@ -361,8 +361,8 @@ class _Readers:
             if recent.last != last:
                 news = recent.newest_after(last, self._limits.news)
                 last, sent_at = recent.last, loop.time()
-                told = msgspec.json.encode(await _listed(self._observed, news)).decode()
-                await self._write(response, f"id: {last}\ndata: {told}\n\n")
+                encoded = msgspec.json.encode(await _listed(self._observed, news)).decode()
+                await self._write(response, f"id: {last}\ndata: {encoded}\n\n")
             elif loop.time() - sent_at > self._limits.alive_seconds:
                 sent_at = loop.time()
                 await self._write(response, ": nothing new\n\n")
@@ -374,12 +374,12 @@ class _Readers:
 
 
 async def _listed(observed: Observed, found: list[RecentDecision]) -> dict[str, Any]:
-    last, told = observed.recent.last, []
+    last, listed = observed.recent.last, []
     for kept in found:
-        told.append(summary(kept))
-        if len(told) % DECISIONS_AT_ONCE == 0:
+        listed.append(summary(kept))
+        if len(listed) % DECISIONS_AT_ONCE == 0:
             await asyncio.sleep(0)
-    return {"last": last, "decisions": told}
+    return {"last": last, "decisions": listed}
 
 
 MAX_PREFIXES = 24
@@ -394,11 +394,11 @@ def map_routes(observed: Observed, workers: Workers) -> list[web.RouteDef]:
     async def get_prefixes(_: web.Request) -> web.Response:
         prompts = observed.prompts.all()
         found = await asyncio.to_thread(prefixes, prompts, secret, MAX_PREFIXES)
-        told = []
+        shown = []
         for prefix in found:
-            told.append(spread(prefix, workers.candidates.overlaps(prefix.prompt), MAX_HOLDERS))
+            shown.append(spread(prefix, workers.candidates.overlaps(prefix.prompt), MAX_HOLDERS))
             await asyncio.sleep(0)  # each reads the index, on the event loop that picks
-        return answered({"prompts": len(prompts), "prefixes": told})
+        return answered({"prompts": len(prompts), "prefixes": shown})
 
     async def get_history(request: web.Request) -> web.Response:
         history = observed.history
@@ -407,12 +407,12 @@ def map_routes(observed: Observed, workers: Workers) -> list[web.RouteDef]:
         if asked and not {*workers.records, *kept}.intersection(asked):
             raise no_such_worker()
         names = asked or kept
-        told = {}
+        shown = {}
         for name in names[:MAX_HISTORIES]:
-            told[name] = msgspec.Raw(msgspec.json.encode(history.series(name)))
+            shown[name] = msgspec.Raw(msgspec.json.encode(history.series(name)))
             await asyncio.sleep(0)  # as above: a hundred of them take milliseconds
         fleet, at = history.series(FLEET), history.times()
-        return answered({"step_seconds": STEP_SECONDS, "at": at, "fleet": fleet, "workers": told})
+        return answered({"step_seconds": STEP_SECONDS, "at": at, "fleet": fleet, "workers": shown})
 
     return [web.get("/prefixes", get_prefixes), web.get("/history", get_history)]
 
@@ -515,9 +515,9 @@ async def json_of(request: web.Request) -> object:
         raise bad_request("the body is not JSON") from None
 
 
-def answered(told: object) -> web.Response:
+def answered(value: object) -> web.Response:
     """Returns 200 with a JSON body; uses the fastest encoder, as picks wait meanwhile."""
-    return web.Response(body=msgspec.json.encode(told), content_type="application/json")
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
 async def listed(entries: Iterable[object]) -> msgspec.Raw:

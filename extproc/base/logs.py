@@ -89,11 +89,11 @@ class LessOften(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Tells whether to write a record."""
-        told = LIMITED.get(record.name)
-        if told is None or record.levelno < logging.INFO:
+        shown_arguments = LIMITED.get(record.name)
+        if shown_arguments is None or record.levelno < logging.INFO:
             return True
         args = record.args if isinstance(record.args, tuple) else ()
-        kind = (record.msg, *map(str, args[:told]))
+        kind = (record.msg, *map(str, args[:shown_arguments]))
         lines = self.kinds.get(kind)
         left_out = 0
         if lines is None or record.created - lines.since >= _WINDOW_SECONDS:

@@ -158,9 +158,9 @@ def _raise_if_any(faults: list[str], text: str | bytes, name: str) -> None:
         ConfigError: there are faults.
     """
     if faults:
-        told, more = in_order(text, faults)[:MAX_FAULTS], len(faults) - MAX_FAULTS
-        told += [f"and {more} more faults"] if more > 0 else []
-        raise ConfigError([f"{name}: {fault.removeprefix(': ')}" for fault in told])
+        shown, more = in_order(text, faults)[:MAX_FAULTS], len(faults) - MAX_FAULTS
+        shown += [f"and {more} more faults"] if more > 0 else []
+        raise ConfigError([f"{name}: {fault.removeprefix(': ')}" for fault in shown])
 
 
 def _missing_tokenizers(config: Config) -> Iterator[str]:

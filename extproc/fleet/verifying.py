@@ -33,9 +33,9 @@ from extproc.proof.golden import (
 )
 from extproc.proof.golden_forms import (
     FormEncoder,
+    OwnAnswer,
     OwnPrompt,
     Post,
-    Told,
     ids_there,
     is_answered,
     own_prompts,
@@ -244,7 +244,7 @@ class Verifying:
         async def post(path: str, body: bytes) -> tuple[int, bytes]:
             return await self._post(client, worker.endpoint, body, path)
 
-        told: Sequence[Told] = []
+        told: Sequence[OwnAnswer] = []
         for own in here:
             try:
                 told = [*told, (own, await ids_there(post, own.question, model))]

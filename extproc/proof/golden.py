@@ -266,12 +266,12 @@ def golden_tokens(
 
     golden: `golden_for`. ours: `own_tokens`. engines: `tokens_there`.
     """
-    told = [GoldenTokens(*one) for one in zip(golden, ours, engines, strict=True)]
+    tokens = [GoldenTokens(*one) for one in zip(golden, ours, engines, strict=True)]
     if encoder.is_shown_by_tokenize:
-        return told
+        return tokens
     return [
         one._replace(engines=_NOT_SHOWN) if _is_rendered_otherwise(one.golden) else one
-        for one in told
+        for one in tokens
     ]
 
 
@@ -334,7 +334,7 @@ def _answer(status: int, body: bytes) -> Tokens | str:
         raise TokenizerSilentError(f"{PATH}: an answer that cannot be read") from None
 
 
-def comparison(told: Iterable[GoldenTokens], text_of: TextOf) -> Comparison:
+def comparison(tokens: Iterable[GoldenTokens], text_of: TextOf) -> Comparison:
     """Returns what golden requests say about an engine's tokens.
 
     A form is the same if one of its requests was compared and none differs. A difference is blamed
@@ -345,8 +345,8 @@ def comparison(told: Iterable[GoldenTokens], text_of: TextOf) -> Comparison:
     """
     found: dict[int, GoldenVerdict] = {}
     compared, why, first = 0, "", None
-    told = list(told)
-    for golden, here, there in told:
+    tokens = list(tokens)
+    for golden, here, there in tokens:
         if isinstance(here, str):
             continue  # such requests are not keyed, so nothing is claimed about them
         if isinstance(there, str):
@@ -355,7 +355,7 @@ def comparison(told: Iterable[GoldenTokens], text_of: TextOf) -> Comparison:
             _note(found, golden.forms, GoldenVerdict(None, reason))
             continue
         compared += 1
-        switched = _switched_like(golden, there, told)
+        switched = _switched_like(golden, there, tokens)
         different = mismatch(golden._replace(why=golden.why or switched), here, there, text_of)
         if different is None:
             _note(found, golden.forms, GoldenVerdict(is_same=True))
@@ -374,12 +374,12 @@ _DEFAULTS = (
 )
 
 
-def _switched_like(golden: Golden, engines: Tokens, told: Iterable[GoldenTokens]) -> str:
+def _switched_like(golden: Golden, engines: Tokens, tokens: Iterable[GoldenTokens]) -> str:
     """Returns how an engine's tokens come about, if they are ours with thinking on or off."""
     prompt = golden.prompt
     if not isinstance(prompt, Chat):
         return ""
-    for other, ours, _ in told:
+    for other, ours, _ in tokens:
         if not isinstance(other.prompt, Chat) or not other.forms & SWITCHES:
             continue
         if other.prompt.messages == prompt.messages and ours == engines:

@@ -295,18 +295,20 @@ def _ids(answer: bytes) -> Tokens | None:
 
 
 # A golden request, and the engine's ids for it; None if it does not show them.
-Told = tuple[OwnPrompt, Tokens | None]
+OwnAnswer = tuple[OwnPrompt, Tokens | None]
 
 
 def rival_shown(
-    encoder: FormEncoder, dialect: Dialect, told: Sequence[Told]
-) -> tuple[Dialect, Sequence[Told]] | None:
+    encoder: FormEncoder, dialect: Dialect, results: Sequence[OwnAnswer]
+) -> tuple[Dialect, Sequence[OwnAnswer]] | None:
     """Returns the dialect that a worker shows instead of the one that was tried first.
 
     With the same answers beside the prompts in that dialect; None if it shows no other one.
     """
-    answers = {own.question.name: theirs for own, theirs in told}
-    if all(theirs is None or own.tokens == theirs for own, theirs in told if own.forms & PRINTED):
+    answers = {own.question.name: theirs for own, theirs in results}
+    if all(
+        theirs is None or own.tokens == theirs for own, theirs in results if own.forms & PRINTED
+    ):
         return None
     for rival in rivals_of(dialect):
         again = [
@@ -318,7 +320,7 @@ def rival_shown(
     return None
 
 
-def verdicts(told: Sequence[Told], text_of: TextOf, known: int) -> dict[int, GoldenVerdict]:
+def verdicts(results: Sequence[OwnAnswer], text_of: TextOf, known: int) -> dict[int, GoldenVerdict]:
     """Returns what an engine's ids say about the forms that releases read differently.
 
     A form is the same if a request of it was, and none of it differs. A difference is blamed on the
@@ -327,7 +329,7 @@ def verdicts(told: Sequence[Told], text_of: TextOf, known: int) -> dict[int, Gol
     """
     same = known
     different: list[tuple[int, GoldenVerdict]] = []
-    for own, theirs in told:
+    for own, theirs in results:
         if theirs is None:
             continue
         golden = Golden(own.question.name, own.prompt)

@@ -26,7 +26,7 @@ from extproc.base import address
 from extproc.base.address import Rendezvous
 from extproc.base.errors import importing_extra
 from extproc.base.secret_file import secret_in
-from extproc.config.sections import SharingSettings as Options
+from extproc.config.sections import SharingSettings
 from extproc.sharing.messages import MAX_BYTES
 from kvstate.feeds.backoff import Backoff
 
@@ -479,7 +479,7 @@ class Transport(Protocol):
         """Sends messages; returns whether they were sent."""
 
 
-def password_of(options: Options) -> str:
+def password_of(options: SharingSettings) -> str:
     """Returns the engine's password, "" if there is none.
 
     Raises:
@@ -491,7 +491,7 @@ def password_of(options: Options) -> str:
 
 
 def transport_of(
-    options: Options,
+    options: SharingSettings,
     hear: Callable[[bytes], float],
     opened: Callable[[], None],
     answer_seconds: float,

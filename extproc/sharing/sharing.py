@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from extproc.base.fault import ROUTER, Fault
 from extproc.base.secret_file import secret_in
-from extproc.config.sections import SharingSettings as Options
+from extproc.config.sections import SharingSettings
 from extproc.media.knowledge import MediaKnowledge
 from extproc.routing.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.homes import Homes
@@ -119,7 +119,7 @@ class SignallingReporter(Reporter):
         self.is_urgent.set()
 
 
-def reporter_of(options: Options, host_name: str | None = None) -> SignallingReporter:
+def reporter_of(options: SharingSettings, host_name: str | None = None) -> SignallingReporter:
     """Returns what makes the messages about this router's requests.
 
     host_name: None for that of this machine.
@@ -149,7 +149,7 @@ class Sharing:
 
     def __init__(
         self,
-        options: Options,
+        options: SharingSettings,
         reporter: SignallingReporter,
         fleet: SharingFleet,
         sent: ClaimTable,

@@ -42,7 +42,7 @@ from extproc.commands.doctor.shared_stores import judge_mounts, judge_publisher
 from extproc.commands.doctor.steering_visit import local
 from extproc.commands.doctor.tenancy import judge_engine, judge_secret
 from extproc.commands.doctor.worker_visit import USUAL, Bounds, Means, WebClient
-from extproc.commands.look import look_of
+from extproc.commands.layout import layout_of
 from extproc.config.reader import load
 from extproc.config.rules import doubts, unseen_causes
 from extproc.config.schema import Config, Tls, WorkerSettings
@@ -151,8 +151,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     finally:
         logging.disable(logging.NOTSET)
-    look = look_of(sys.stdout, os.environ)
-    print(as_json(findings) if arguments.json else as_text(findings, look))
+    layout = layout_of(sys.stdout, os.environ)
+    print(as_json(findings) if arguments.json else as_text(findings, layout))
     return exit_status(findings)
 
 

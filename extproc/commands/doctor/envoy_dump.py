@@ -299,8 +299,8 @@ def _routers_apart(
 
     The router says so itself if `envoy.routers` names them. Processes of one router share.
     """
-    is_told = config.envoy.routers is not None or config.sharing is not None
-    if is_told or len(hosts) <= config.extproc.processes:
+    is_configured = config.envoy.routers is not None or config.sharing is not None
+    if is_configured or len(hosts) <= config.extproc.processes:
         return
     groups = map(mapping, listing(mapping(cluster.get("load_assignment")).get("endpoints")))
     by_hash = cluster.get("lb_policy") in ("RING_HASH", "MAGLEV")
@@ -344,8 +344,8 @@ def _router_place(
     if any(host.rpartition(":")[2] in ports for host in hosts):
         return
     says = f"{sends}; the router listens on port {' or '.join(sorted(ports))}"
-    is_told = config.envoy.router or config.envoy.routers
-    if is_told or any(host.startswith(("127.", "[::1]", "unix:")) for host in hosts):
+    is_configured = config.envoy.router or config.envoy.routers
+    if is_configured or any(host.startswith(("127.", "[::1]", "unix:")) for host in hosts):
         yield about.wrong("envoy-router-place", says)
     else:
         yield about.note("envoy", f"{says}: correct only if something in between maps the ports")

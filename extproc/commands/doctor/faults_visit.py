@@ -81,13 +81,13 @@ def judge(answer: Answer) -> Iterator[Finding]:
     if not answer.is_ok:
         return
     try:
-        told = _FAULTS.decode(answer.body)
+        faults = _FAULTS.decode(answer.body)
     except msgspec.DecodeError:
         yield about.note(ROUTER, "GET /faults cannot be read: is the router of another version?")
         return
-    for one in told[:MAX_SHOWN]:
+    for one in faults[:MAX_SHOWN]:
         says, subject = printable(one.says, MAX_SAID), printable(one.subject, MAX_SAID)
         fix, code = printable(one.fix, MAX_SAID), printable(one.code, MAX_SAID)
         yield Finding(subject, ROUTER, Severity.WRONG, says, code, fix)
-    if not told:
+    if not faults:
         yield about.right(ROUTER, "it sees no fault itself")

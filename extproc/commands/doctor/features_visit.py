@@ -30,30 +30,30 @@ async def visit(means: Means) -> list[Finding]:
     )
     assert isinstance(workers, Answer)
     assert isinstance(metrics, Answer)
-    told = [one.body if one.is_ok else b"" for one in (workers, metrics)]
-    found = list(judge_news(config, news_in(*told)))
+    bodies = [one.body if one.is_ok else b"" for one in (workers, metrics)]
+    found = list(judge_news(config, news_in(*bodies)))
     return [*found, *(one for one in ports if isinstance(one, Finding))]
 
 
 async def _port(name: str, endpoint: str, seconds: float) -> Finding:
-    look = await greet(address.parse_tcp(endpoint), seconds)
-    return judge_port(Subject(f"store {name}"), endpoint, look)
+    greeting = await greet(address.parse_tcp(endpoint), seconds)
+    return judge_port(Subject(f"store {name}"), endpoint, greeting)
 
 
-def judge_port(about: Subject, endpoint: str, look: Greeting) -> Finding:
-    """Returns whether a store publishes at an endpoint. look: what answered there."""
-    fault = next(_faults(look), "")
+def judge_port(about: Subject, endpoint: str, greeting: Greeting) -> Finding:
+    """Returns whether a store publishes at an endpoint. greeting: what answered there."""
+    fault = next(_faults(greeting), "")
     if fault:
         return about.wrong("store-port", f"{endpoint}: {fault}")
     return about.right(STORES, f"{endpoint} is a ZMQ publisher")
 
 
-def _faults(look: Greeting) -> Iterator[str]:
-    if look.reason:
-        yield look.reason
-    elif not look.is_zmq:
-        yield look.fault
-    elif look.mechanism != NULL:
-        yield f"requires ZMQ's {look.mechanism}"
-    elif look.socket and look.socket not in PUBLISHERS:
-        yield f"is a {look.socket} socket, not a publisher"
+def _faults(greeting: Greeting) -> Iterator[str]:
+    if greeting.reason:
+        yield greeting.reason
+    elif not greeting.is_zmq:
+        yield greeting.fault
+    elif greeting.mechanism != NULL:
+        yield f"requires ZMQ's {greeting.mechanism}"
+    elif greeting.socket and greeting.socket not in PUBLISHERS:
+        yield f"is a {greeting.socket} socket, not a publisher"

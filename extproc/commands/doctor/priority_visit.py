@@ -63,10 +63,10 @@ def judge_scheduling(about: Subject, engine: Engine | None, info: bytes) -> Iter
 
 def _judge_policy(about: Subject, engine: Engine, info: bytes) -> Iterator[Finding]:
     try:
-        told = msgspec.json.decode(info, type=_SchedulingInfo)
+        answer = msgspec.json.decode(info, type=_SchedulingInfo)
     except UNDECODABLE:
-        told = _SchedulingInfo()
-    policy, is_on = told.vllm_config.scheduler_config.policy, told.enable_priority_scheduling
+        answer = _SchedulingInfo()
+    policy, is_on = answer.vllm_config.scheduler_config.policy, answer.enable_priority_scheduling
     if engine.name == VLLM and policy is not None:
         is_on = policy == "priority"
     if is_on is None:
@@ -77,7 +77,7 @@ def _judge_policy(about: Subject, engine: Engine, info: bytes) -> Iterator[Findi
         yield about.wrong(
             "priority-off", "the engine does not schedule by priority: all wait alike"
         )
-    elif told.schedule_low_priority_values_first:
+    elif answer.schedule_low_priority_values_first:
         says = "schedule_low_priority_values_first is set: the highest class would go last"
         yield about.wrong("priority-inverted", says)
     else:

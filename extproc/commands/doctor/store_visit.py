@@ -62,29 +62,29 @@ def judge_store(about: Subject, engine: Engine | None, info: bytes) -> Iterator[
     """
     if engine is None or engine.name not in (VLLM, SGLANG):
         return  # said elsewhere
-    told = _told(info)
-    if engine.name == VLLM and told.vllm_config is None:
+    answer = _read_info(info)
+    if engine.name == VLLM and answer.vllm_config is None:
         says = "not checked: whether the engine has a KV store, which vLLM says only with"
         yield about.note(CHECK, f"{says} VLLM_SERVER_DEV_MODE=1")
         return
-    store = _store_of(told)
+    store = _store_of(answer)
     if store:
         yield about.wrong("isolation-store", f"{store} names blocks without salts: tenants meet")
 
 
-def _store_of(told: _StoreInfo) -> str:
+def _store_of(info: _StoreInfo) -> str:
     """Returns the store that knows no salts, "" if there is none."""
-    if told.enable_lmcache:
+    if info.enable_lmcache:
         return "LMCache"
-    if told.hicache_storage_backend:
-        return f"the storage backend {told.hicache_storage_backend:.40}"
-    connector = _connector_of(told)
+    if info.hicache_storage_backend:
+        return f"the storage backend {info.hicache_storage_backend:.40}"
+    connector = _connector_of(info)
     return connector if connector in _BY_TOKENS else ""
 
 
-def _connector_of(told: _StoreInfo) -> str:
+def _connector_of(info: _StoreInfo) -> str:
     """Returns the connector of vLLM, "" if it has none."""
-    transfer = None if told.vllm_config is None else told.vllm_config.kv_transfer_config
+    transfer = None if info.vllm_config is None else info.vllm_config.kv_transfer_config
     return (transfer and transfer.kv_connector) or ""
 
 
@@ -97,9 +97,9 @@ def judge_connector(
     """
     if engine is None or engine.name != VLLM:
         return
-    told = _told(info)
-    connector = _connector_of(told)
-    if told.vllm_config is None:
+    answer = _read_info(info)
+    connector = _connector_of(answer)
+    if answer.vllm_config is None:
         says = "not checked: whether its connector is one of a store, which vLLM says only with"
         yield about.note(STORES, f"{says} VLLM_SERVER_DEV_MODE=1")
     elif connector in _OF_STORES:
@@ -112,7 +112,7 @@ def judge_connector(
         yield about.wrong("store-connector", named or f"it has no KV connector, so no {store}")
 
 
-def _told(info: bytes) -> _StoreInfo:
+def _read_info(info: bytes) -> _StoreInfo:
     try:
         return msgspec.json.decode(info, type=_StoreInfo)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -48,8 +48,8 @@ async def visit(
     except (TokenizerSilentError, NoTokenizeError) as error:
         return [about.note("tokens", f"not compared: {error}")]
     ours = await asyncio.to_thread(own_tokens, tokenizer, golden)
-    told = golden_tokens(tokenizer, golden, ours, theirs)
-    return [judge_tokens(about, told, tokenizer.text_of), *_uncompared(about, told)]
+    tokens = golden_tokens(tokenizer, golden, ours, theirs)
+    return [judge_tokens(about, tokens, tokenizer.text_of), *_uncompared(about, tokens)]
 
 
 async def _post(means: Means, worker: WorkerSettings, asked: bytes) -> tuple[int, bytes]:
@@ -105,13 +105,13 @@ async def _remote(
 
 
 def judge_tokens(
-    about: Subject, told: list[GoldenTokens], text_of: TextOf, witness: str = PATH
+    about: Subject, tokens: list[GoldenTokens], text_of: TextOf, witness: str = PATH
 ) -> Finding:
     """Returns whether an engine's token ids match KVSteer's.
 
     text_of: returns the text of token ids. witness: the source of the engine's ids.
     """
-    found = comparison(told, text_of)
+    found = comparison(tokens, text_of)
     first = next((one.mismatch for one in found.forms.values() if one.mismatch is not None), None)
     if first is not None:
         return about.wrong("tokens-differ", in_words(first, witness))
@@ -121,10 +121,10 @@ def judge_tokens(
     )
 
 
-def _uncompared(about: Subject, told: list[GoldenTokens]) -> list[Finding]:
+def _uncompared(about: Subject, tokens: list[GoldenTokens]) -> list[Finding]:
     """Notes the golden requests that could not be compared, one note for each reason."""
     reasons: dict[str, list[str]] = {}
-    for golden, ours, theirs in told:
+    for golden, ours, theirs in tokens:
         if isinstance(ours, str):
             reasons.setdefault(f"not keyed here: {ours}", []).append(golden.name)
         elif isinstance(theirs, str):

@@ -257,18 +257,18 @@ async def _engine(endpoint: str, seconds: float) -> identity.EngineAnswer:
         await client.close()
 
 
-def _ranks(worker: WorkerSettings, told: ReportedSources | None) -> int:
+def _ranks(worker: WorkerSettings, reported: ReportedSources | None) -> int:
     """Returns how many ranks a worker has: as configured, else as it reports."""
     if isinstance(worker.events, WorkerEvents):
         return worker.events.ranks
-    return len(told.sources) if told is not None else 1
+    return len(reported.sources) if reported is not None else 1
 
 
 def judge_ranks(
-    about: Subject, worker: WorkerSettings, told: identity.EngineAnswer, ranks: int
+    about: Subject, worker: WorkerSettings, answer: identity.EngineAnswer, ranks: int
 ) -> Iterator[Finding]:
     """Yields on which APIs a worker of several ranks reads no rank from a request."""
-    engine = identity.identity_of(worker.engine, CONFIGURED, told).engine
+    engine = identity.identity_of(worker.engine, CONFIGURED, answer).engine
     if ranks > 1 and engine is not None:
         unread = [path for path in API_PATHS if pin_of(engine, path) is None]
         if unread:
@@ -276,16 +276,16 @@ def judge_ranks(
             yield about.note("ranks", f"{says} as uncertain there, and requests may miss them")
 
 
-def judge_engine(about: Subject, worker: WorkerSettings, told: identity.EngineAnswer) -> Finding:
+def judge_engine(about: Subject, worker: WorkerSettings, answer: identity.EngineAnswer) -> Finding:
     """Returns whether a worker's engine is known, and the one that is configured.
 
-    told: what the worker says.
+    answer: what the worker says.
     """
-    known = identity.identity_of(worker.engine, CONFIGURED, told)
+    known = identity.identity_of(worker.engine, CONFIGURED, answer)
     if known.engine is None:
         says = f"unknown: {known.reason}; what depends on its release is not certain until"
         return about.note("engine", f"{says} `workers[].engine` names it")
-    if told.engine not in (None, known.engine):
+    if answer.engine not in (None, known.engine):
         return about.wrong("engine-differs", f"{known.engine} is configured; {known.reason}")
     source = "as it says itself" if worker.engine is None else "as configured"
     if known.reason:
@@ -306,9 +306,9 @@ def _block_size(
 def _find_sources(worker: WorkerSettings, listings: list[Answer]) -> ReportedSources | None:
     host = address.parse(worker.endpoint).host
     for path, answer in zip(PATHS, listings, strict=True):
-        told = sources_in(path, answer.body, host) if answer.is_ok else None
-        if told is not None:
-            return told
+        sources = sources_in(path, answer.body, host) if answer.is_ok else None
+        if sources is not None:
+            return sources
     return None
 
 
@@ -329,9 +329,11 @@ def models_of(answer: bytes) -> ListedModels | None:
     return ListedModels(models, frozenset(card.id for card in cards if card.parent))
 
 
-def model_served(config: Config, worker: WorkerSettings, told: ListedModels) -> Model | None:
+def model_served(config: Config, worker: WorkerSettings, models: ListedModels) -> Model | None:
     """Returns the configured model that a worker serves; None if unknown."""
-    listed = [one for one in config.models if not {one.name, *one.aliases}.isdisjoint(told.models)]
+    listed = [
+        one for one in config.models if not {one.name, *one.aliases}.isdisjoint(models.models)
+    ]
     if worker.model is not None or len(config.models) == 1:
         name = config.model_of(worker)
         return next(one for one in config.models if one.name == name)
@@ -339,12 +341,12 @@ def model_served(config: Config, worker: WorkerSettings, told: ListedModels) -> 
 
 
 def judge_models(
-    about: Subject, config: Config, worker: WorkerSettings, told: ListedModels
+    about: Subject, config: Config, worker: WorkerSettings, models: ListedModels
 ) -> Iterator[Finding]:
     """Yields findings on whether a worker serves the model that its requests name, and adapters."""
-    model = model_served(config, worker, told)
-    names = name_list(told.models)
-    if model is None or {model.name, *model.aliases}.isdisjoint(told.models):
+    model = model_served(config, worker, models)
+    names = name_list(models.models)
+    if model is None or {model.name, *model.aliases}.isdisjoint(models.models):
         wanted = " or ".join(one.name for one in ((model,) if model else config.models))
         says = (
             f"it serves {names}; requests routed to it name {wanted}, so it answers them with 404"
@@ -352,11 +354,11 @@ def judge_models(
         yield about.wrong("model-not-served", says)
         return
     yield about.right("models", f"it serves {names}")
-    unlisted = [name for name in (model.name, *model.aliases) if name not in told.models]
+    unlisted = [name for name in (model.name, *model.aliases) if name not in models.models]
     if unlisted:
         says = f"it does not list {name_list(unlisted)}: requests with such a name may get 404"
         yield about.note("models", says)
-    yield from _adapters(about, worker, model, told.adapters)
+    yield from _adapters(about, worker, model, models.adapters)
 
 
 def _adapters(
@@ -421,11 +423,11 @@ def judge_prefix_caching(about: Subject, metrics: bytes, info: bytes) -> Iterato
 
     metrics: vLLM's answer to /metrics. info: SGLang's answer to /server_info; b"" if missing.
     """
-    told = (
+    answers = (
         (cache_of_metrics(metrics).is_on, "/metrics"),
         (identity.caches_in_info(info), "/server_info"),
     )
-    for caches, path in told:
+    for caches, path in answers:
         if caches is False:
             says = f"the engine's prefix cache is off ({path}): it reuses nothing"
             yield about.wrong("prefix-caching-off", says)

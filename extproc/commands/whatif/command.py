@@ -287,8 +287,8 @@ def _rate(arguments: argparse.Namespace) -> tuple[float, str]:
         speeds = [one["speed"] for one in shown]
         known = [float(one["tokens_per_second"]) for one in speeds if one["confidence"] > 0]
     except (KeyError, TypeError, ValueError) as error:
-        told = "its answer does not match this version"
-        raise StartError(f"whatif: {arguments.admin}: {told}") from error
+        reason = "its answer does not match this version"
+        raise StartError(f"whatif: {arguments.admin}: {reason}") from error
     if not known:
         raise StartError(f"whatif: {arguments.admin}: no worker's speed has been learned yet")
     return statistics.median(known), f"learned, the median of {len(known)} workers"
@@ -402,8 +402,8 @@ class Runs:
                 self._show()
             found = [one.result() for one in jobs]
         except BrokenProcessPool:
-            told = "a process that played was killed; is there too little memory?"
-            raise StartError(f"whatif: {told} --first plays fewer requests") from None
+            reason = "a process that played was killed; is there too little memory?"
+            raise StartError(f"whatif: {reason} --first plays fewer requests") from None
         return {
             one.name: found[number * seeds : (number + 1) * seeds]
             for number, one in enumerate(contestants)
@@ -431,14 +431,14 @@ def _play(stage: Stage, contestant: Contestant, seed: int) -> Result:
     arrivals, done = _inherited[-1]
     before = 0
 
-    def told(count: int) -> None:
+    def notify(count: int) -> None:
         nonlocal before
         with done.get_lock():
             done.value += count - before
         before = count
 
-    found = play(stage, contestant, arrivals, seed, told)
-    told(len(arrivals.requests))
+    found = play(stage, contestant, arrivals, seed, notify)
+    notify(len(arrivals.requests))
     return found
 
 
@@ -497,8 +497,8 @@ def _describe(
     if left_out:
         lines.append(f"{left_out} lines are not played: no tokens, or of another model.")
     if unknown:
-        told = f"{unknown} lines do not tell how long their answer was"
-        lines.append(f"{told}: {arguments.answer_tokens} tokens are assumed.")
+        says = f"{unknown} lines do not tell how long their answer was"
+        lines.append(f"{says}: {arguments.answer_tokens} tokens are assumed.")
     if blind:
         lines.append(f"{blind} lines do not tell what they share: nothing is assumed to be shared.")
     return "\n".join(lines)

@@ -475,16 +475,16 @@ class _Router:
                 pull.expect()
                 self._pulls.append((request, pull))
         is_sure = not decision.basis.claims_on(served).speculative
-        is_told = self._contestant.learns and not self._view.holds(
+        is_watched = self._contestant.learns and not self._view.holds(
             int(served), last_block(request.blocks)
         )
         if request.source >= 0 or served in decision.basis.fetches:
-            is_told = False  # it also takes the time of a transfer
-        prompt = Prompt("m", array("I")) if is_told else None
+            is_watched = False  # it also takes the time of a transfer
+        prompt = Prompt("m", array("I")) if is_watched else None
         booking = self._loads.begin(
             served, decision.uncached_tokens, now, prompt=prompt, is_sure=is_sure
         )
-        if is_told:
+        if is_watched:
             self._awaited[int(served)][booking] = request
         claim = None
         if self._claims is not None:

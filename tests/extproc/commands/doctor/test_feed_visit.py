@@ -33,8 +33,8 @@ def told_codes(*theirs: ZmqSource, ours: tuple[ZmqSource, ...] = ONE) -> list[st
     ]
 
 
-def place_code(look: Greeting) -> list[str]:
-    return [one.code for one in judge_places(ABOUT, ONE, {EVENTS: look}, None)]
+def place_code(greeting: Greeting) -> list[str]:
+    return [one.code for one in judge_places(ABOUT, ONE, {EVENTS: greeting}, None)]
 
 
 def test_judge_reported_accepts_a_worker_without_an_announcement() -> None:
@@ -77,8 +77,8 @@ def test_judge_places_names_the_port_that_the_worker_announces() -> None:
 
 
 def test_judge_replays_names_the_server_at_the_replay_port() -> None:
-    def codes(look: Greeting) -> list[str]:
-        return [one.code for one in judge_replays(ABOUT, TWO, {REPLAY: look})]
+    def codes(greeting: Greeting) -> list[str]:
+        return [one.code for one in judge_replays(ABOUT, TWO, {REPLAY: greeting})]
 
     assert codes(ROUTER) == []
     assert codes(CLOSED) == ["replay-nobody-listens"]
@@ -89,8 +89,8 @@ def test_judge_replays_names_the_server_at_the_replay_port() -> None:
 def test_judge_loads_names_the_server_at_the_load_port() -> None:
     sources = (ZmqSource(EVENTS, None, "", load=NEXT), ZmqSource(EVENTS, None, ""))
 
-    def codes(look: Greeting) -> list[str]:
-        return [one.code for one in judge_loads(ABOUT, sources, {NEXT: look})]
+    def codes(greeting: Greeting) -> list[str]:
+        return [one.code for one in judge_loads(ABOUT, sources, {NEXT: greeting})]
 
     assert codes(PUB) == [""]
     assert codes(CLOSED) == ["load-nobody-listens"]
