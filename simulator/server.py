@@ -23,9 +23,9 @@ from prometheus_client.registry import Collector
 
 from simulator import requests, responses
 from simulator.anthropic_messages import MessagesRequest
+from simulator.block_transfer import BlockTransfer
 from simulator.dialects import EngineName
 from simulator.generation import Generator
-from simulator.handover import BlockHandover
 from simulator.openai_responses import ResponsesRequest
 from simulator.publisher import HIGH_WATER_MARK_BATCHES, LOAD_TOPIC, Publisher
 from simulator.rank import Rank
@@ -69,12 +69,12 @@ async def running(settings: Settings) -> AsyncIterator[SimulatedWorker]:
             settings=settings,
             ranks=ranks,
             faults=Faults(ranks),
-            handover=BlockHandover(settings, ranks),
+            transfer=BlockTransfer(settings, ranks),
         )
-        stack.push_async_callback(worker.handover.close)
+        stack.push_async_callback(worker.transfer.close)
         if settings.transfer_listen is not None:
             handing = stack.enter_context(_listen(settings.transfer_listen))
-            await _serve(stack, settings, worker.handover.application(), handing)
+            await _serve(stack, settings, worker.transfer.application(), handing)
         api = Api(tokens, Generator(tokens, writer, worker), worker)
         await _serve(stack, settings, api.application(), listener)
         yield worker

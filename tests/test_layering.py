@@ -37,7 +37,7 @@ CORE = {
     "kvstate.seldom",
     "kvstate.turnover",
     "extproc.admin.history",
-    "extproc.admin.observed",
+    "extproc.admin.observations",
     "extproc.admin.prefixes",
     "extproc.admin.recent",
     "extproc.proof.lookups",

@@ -65,7 +65,7 @@ _WINDOW_SECONDS = 60.0
 MAX_KINDS = 4096
 
 
-class _Lines:
+class _LineCount:
     """The number of lines of one kind since a moment."""
 
     def __init__(self, since: float) -> None:
@@ -73,7 +73,7 @@ class _Lines:
         self.count = 0
 
 
-class LessOften(logging.Filter):
+class RateLimitFilter(logging.Filter):
     """Drops records that are too frequent, of loggers that outsiders can have write.
 
     A peer that breaks the protocol, a broken publisher, or a router that knows the secret and
@@ -85,7 +85,7 @@ class LessOften(logging.Filter):
     def __init__(self, max_kinds: int = MAX_KINDS) -> None:
         super().__init__()
         self._max_kinds = max_kinds
-        self.kinds: OrderedDict[object, _Lines] = OrderedDict()
+        self.kinds: OrderedDict[object, _LineCount] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Tells whether to write a record."""
@@ -98,7 +98,7 @@ class LessOften(logging.Filter):
         left_out = 0
         if lines is None or record.created - lines.since >= _WINDOW_SECONDS:
             left_out = max(0, lines.count - MAX_LINES) if lines else 0
-            lines = self.kinds[kind] = _Lines(record.created)
+            lines = self.kinds[kind] = _LineCount(record.created)
             self.kinds.move_to_end(kind)
         if len(self.kinds) > self._max_kinds:
             self.kinds.popitem(last=False)
@@ -116,7 +116,7 @@ def configure(level: str, style: str, process: int | None = None) -> None:
     """
     ours = logging.getLogger("kvsteer")
     ours.handlers = [_handler(style, process)]
-    ours.handlers[0].addFilter(LessOften())
+    ours.handlers[0].addFilter(RateLimitFilter())
     ours.setLevel(level.upper())
     # for loggers that have no handler: those of libraries, as OpenTelemetry's
     logging.lastResort = _handler(style, process)

@@ -22,7 +22,7 @@ from extproc.fleet.polling import Client, Question
 from extproc.fleet.record import Table, Worker
 from extproc.proof.golden import (
     MAX_ANSWER_BYTES,
-    Golden,
+    GoldenRequest,
     NoTokenizeError,
     TokenizerSilentError,
     comparison,
@@ -118,7 +118,7 @@ class Verifying:
         self._proofs = proofs
         self._chance = chance
         self._monotonic = monotonic
-        self._own_tokens: dict[str, tuple[float, Sequence[Golden], list[Tokens | str]]] = {}
+        self._own_tokens: dict[str, tuple[float, Sequence[GoldenRequest], list[Tokens | str]]] = {}
         self._logged: dict[str, set[tuple[object, ...]]] = {}
         self.question = Question("tokens", asyncio.Semaphore(AT_ONCE), times.tokens_again_seconds)
 
@@ -299,7 +299,7 @@ class Verifying:
                 await asyncio.sleep(0)
 
     async def _ours_of(
-        self, model: str, encoder: FormEncoder, golden: Sequence[Golden]
+        self, model: str, encoder: FormEncoder, golden: Sequence[GoldenRequest]
     ) -> list[Tokens | str]:
         now = self._monotonic()
         at, asked, known = self._own_tokens.get(model, (now, (), []))
@@ -431,7 +431,7 @@ class OfModel:
 
 
 def _without_own(
-    dialect: Dialect | None, golden: Sequence[Golden], here: list[Tokens | str]
+    dialect: Dialect | None, golden: Sequence[GoldenRequest], here: list[Tokens | str]
 ) -> list[Tokens | str]:
     """Returns the tokens of golden requests, without those that SGLang reads in its own way."""
     if dialect is None or dialect.sglang is None:

@@ -244,7 +244,7 @@ class Workers:
         """Notes that a worker's engine changed: what was proved for its releases counts no more."""
         worker = self.records.get(name)
         if worker is not None:
-            self.proofs.respoken(worker)
+            self.proofs.note_engine(worker)
             worker.printed = None
             worker.pin_findings = PinFindings()
             self.reuse.note_engine(worker)
@@ -263,7 +263,7 @@ class Workers:
     def note_printed(self, worker: Worker, printed: Printed) -> None:
         """Notes how a worker prints the tools of responses."""
         worker.printed = printed
-        self.proofs.reprinted(worker)
+        self.proofs.note_printing(worker)
         self.candidates.note_change()
 
     def _try_rival(self, name: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from extproc.base.errors import RequestError
-from extproc.proof.golden import Golden, GoldenEncoder, TextOf, in_words, mismatch
+from extproc.proof.golden import GoldenEncoder, GoldenRequest, TextOf, in_words, mismatch
 from extproc.proof.state import GoldenVerdict
 from extproc.requests.dialect import Dialect, rivals_of
 from extproc.requests.prompt import (
@@ -29,8 +29,8 @@ from extproc.requests.prompt import (
     FRONT_END,
     PRINTED,
     Chat,
-    Given,
     Prompt,
+    TokenIds,
     forms_of,
 )
 from extproc.requests.request import CHAT_PATH, parse
@@ -177,7 +177,7 @@ class OwnPrompt(NamedTuple):
     """A golden request that a release reads in its own way. forms: only those, without others."""
 
     question: FormQuestion
-    prompt: Chat | Given
+    prompt: Chat | TokenIds
     forms: int
     tokens: Tokens
 
@@ -196,7 +196,7 @@ def _own_prompt(encoder: FormEncoder, dialect: Dialect, question: FormQuestion) 
     body = json.dumps(question.body).encode()
     try:
         (prompt,) = parse(question.path, body, lambda _: dialect).prompts
-        assert isinstance(prompt, Chat | Given)
+        assert isinstance(prompt, Chat | TokenIds)
         started = encoder.start(prompt)
         # they show no cuts; a front end and its date are shown by simpler requests, each time
         shown = BY_RELEASE & ~(CUT | FRONT_END | DAYS)
@@ -332,7 +332,7 @@ def verdicts(results: Sequence[OwnAnswer], text_of: TextOf, known: int) -> dict[
     for own, theirs in results:
         if theirs is None:
             continue
-        golden = Golden(own.question.name, own.prompt)
+        golden = GoldenRequest(own.question.name, own.prompt)
         found = mismatch(golden, own.tokens, theirs, text_of)
         if found is None:
             same |= own.forms

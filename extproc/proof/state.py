@@ -41,7 +41,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from extproc.proof.recurring import Recurring
+from extproc.proof.recurring import RecurringCause
 from extproc.proof.tally import LAST_FINDINGS, Tally
 from extproc.requests.prompt import (
     ALL_FORMS,
@@ -259,7 +259,7 @@ class TokenProof:
         self.findings = Counter(dict.fromkeys(FINDINGS, 0))
         self.refuted = self.doubted = self.proved = 0
         self.feed_tally = Tally(SILENT_PROMPTS, HEARD_PROMPTS)
-        self.predictions = Recurring()
+        self.predictions = RecurringCause()
         self._keyed = ALL_FORMS
         self._forms = {form: _unproved(form) for form in FORM_NAMES}
 

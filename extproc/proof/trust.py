@@ -217,12 +217,12 @@ class Proofs:
         record.lookups.restart()
         self._mark(record.proof)
 
-    def respoken(self, record: HasProof) -> None:
+    def note_engine(self, record: HasProof) -> None:
         """Notes that a worker's engine is another one, or became known."""
         record.proof.forget(BY_RELEASE)
         self._mark(record.proof)
 
-    def reprinted(self, record: HasProof) -> None:
+    def note_printing(self, record: HasProof) -> None:
         """Notes that a worker prints tools otherwise than was assumed of requests until now."""
         record.proof.forget(PRINTED)
         record.lookups.restart()

@@ -535,7 +535,7 @@ def _names_a_tool(choice: object) -> bool:
 PATH = "/v1/chat/completions"
 
 
-class Options(msgspec.Struct, frozen=True, gc=False):
+class ChatOptions(msgspec.Struct, frozen=True, gc=False):
     """The options besides the messages that determine the prompt of a conversation.
 
     Field names are the request's; template_kwargs is its chat_template_kwargs. tools: as templates
@@ -647,7 +647,7 @@ def parse(content: bytes, dialect_for: DialectFor = agreed) -> InferenceRequest:
     printed = None
     if tools is not None:
         printed = tools.printed((PATH, fields), partial(printed_tools, fields=fields))
-    options = Options(
+    options = ChatOptions(
         chat_template=body.chat_template,
         template_kwargs=body.chat_template_kwargs,
         tools=printed,
@@ -696,7 +696,7 @@ def _usual(
 
 
 def conversation(
-    messages: list[dict[str, Any]], options: Options, known: Sequence[SentMessage] | None = None
+    messages: list[dict[str, Any]], options: ChatOptions, known: Sequence[SentMessage] | None = None
 ) -> Chat:
     """Returns a conversation as the chat template gets it.
 
@@ -754,7 +754,7 @@ def choice_in(choice: object) -> str:
     return choice if isinstance(choice, str) and choice in ("required", "none") else ""
 
 
-def _refuse_foreign(messages: list[dict[str, Any]], options: Options) -> None:
+def _refuse_foreign(messages: list[dict[str, Any]], options: ChatOptions) -> None:
     """Refuses what engines with conversions of their own read differently from vLLM.
 
     Source: SGLang 0.5.23 (srt/entrypoints/openai/serving_chat.py, anthropic/serving.py): parts are
@@ -788,7 +788,7 @@ def effort_in(effort: object) -> str:
     return effort
 
 
-def _variables(options: Options) -> tuple[dict[str, Any], int]:
+def _variables(options: ChatOptions) -> tuple[dict[str, Any], int]:
     """Returns what the template gets besides the messages, and its forms."""
     given = options.template_kwargs or {}
     if not RESERVED_ARGUMENTS.isdisjoint(given):

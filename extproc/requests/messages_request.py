@@ -16,7 +16,7 @@ from extproc.base.errors import RequestError
 from extproc.requests import sglang_messages
 from extproc.requests.chat_request import (
     TOOL_REFERENCE,
-    Options,
+    ChatOptions,
     SentMessage,
     conversation,
     effort_in,
@@ -132,7 +132,7 @@ def parse(content: bytes, dialect_for: DialectFor = agreed) -> InferenceRequest:
     takes_arguments = dialect is None or dialect.takes_arguments
     for of_one in {message.forms for message in sent}:
         forms |= of_one
-    options = Options(
+    options = ChatOptions(
         template_kwargs=body.chat_template_kwargs if takes_arguments else None,
         tools=_tools(read_tools(body.tools), sent, has_flags=takes_arguments),
         tool_choice=_choice(body.tool_choice),

@@ -14,7 +14,7 @@ import msgspec
 from extproc.base.errors import RequestError
 from extproc.requests import sglang_responses
 from extproc.requests.chat_request import (
-    Options,
+    ChatOptions,
     arguments_of,
     choice_in,
     conversation,
@@ -109,7 +109,7 @@ def parse(content: bytes, dialect_for: DialectFor = agreed) -> InferenceRequest:
     ids = given_ids(body.kv_transfer_params, dialect, turns.messages, is_response=True)
     if ids is not None:
         return InferenceRequest(body.model, [ids], body.cache_salt)
-    options = Options(
+    options = ChatOptions(
         template_kwargs=body.chat_template_kwargs if takes_arguments else None,
         add_generation_prompt=not turns.is_unfinished,
         continue_final_message=turns.is_unfinished,

@@ -17,14 +17,14 @@ import msgspec
 from aiohttp.web import Application, AppRunner
 
 from extproc.admin.application import (
-    Sampling,
+    FleetSampler,
     admin_application,
     listen,
     listening_in,
     metrics_application,
     stop_listening,
 )
-from extproc.admin.observed import Observed
+from extproc.admin.observations import Observations
 from extproc.admin.report import ReportFile, classes_of, missing_in, notes_of, report_routes
 from extproc.admin.routes import (
     discovery_routes,
@@ -149,7 +149,7 @@ class RunningRouter:
     workers: Workers
     metrics: Metrics
     remote: Mapping[str, RemoteTokenizer]
-    observed: Observed
+    observations: Observations
     recorder: Recorder | None
     router: Router
     reporter: SignallingReporter | None
@@ -197,7 +197,7 @@ async def running(
     metrics = Metrics(workers.states)
     async with telemetry(os.environ, metrics) as traces:
         remote = remote_tokenizers(config, workers, metrics)
-        observed, recorder = Observed(time.time), _recorder(config)
+        observations, recorder = Observations(time.time), _recorder(config)
         router = Router(
             config,
             workers,
@@ -205,7 +205,7 @@ async def running(
             metrics,
             random.Random(),
             traces=traces,
-            observer=observed if recorder is None else Observers(observed, recorder),
+            observer=observations if recorder is None else Observers(observations, recorder),
         )
         restored, file = _state(
             config,
@@ -232,7 +232,7 @@ async def running(
             workers=workers,
             metrics=metrics,
             remote=remote,
-            observed=observed,
+            observations=observations,
             recorder=recorder,
             router=router,
             reporter=reporter,
@@ -264,7 +264,7 @@ def parts_of(made: RunningRouter) -> list[Part]:
     What a part uses comes before it, so that it also outlives it.
     """
     workers, discovery = made.workers, made.discovery
-    sampling = Sampling(made.observed, workers.states.fills, time.time)
+    sampling = FleetSampler(made.observations, workers.states.fills, time.time)
     return [
         *_certificate_parts(made),
         *_failure_mode_parts(made),
@@ -607,7 +607,7 @@ def _admin(made: RunningRouter) -> Application:
     admin = admin_application(
         router,
         workers,
-        made.observed,
+        made.observations,
         config.extproc.max_body_bytes,
         (address.parse(listen).host, *config.admin.hosts),
         config.policy.header,

@@ -11,7 +11,7 @@ import msgspec
 from extproc.base.errors import RequestError
 from extproc.base.logs import tell_fault
 from extproc.media.knowledge import MediaKnowledge
-from extproc.media.prompts import Filled, MediaPrompt
+from extproc.media.prompts import FilledPrompt, MediaPrompt
 from extproc.observing.decisions import Course
 from extproc.requests.compression import COMPRESSED, is_compressed
 from extproc.requests.costly_json import is_light
@@ -40,7 +40,7 @@ from extproc.requests.tenant_salt import written_salt
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, MAX_UNREAD_BYTES
 from extproc.routing.eligibility import ANY, Demand
 from extproc.routing.query import Media, MediaItem, Query, Variant
-from extproc.tokenizing.prompt_tokens import Keyed, PromptTokens, ThreadUse
+from extproc.tokenizing.prompt_tokens import KeyedPrompts, PromptTokens, ThreadUse
 from kvstate.overlap import Prompt, Tokens
 
 if TYPE_CHECKING:
@@ -378,7 +378,9 @@ class Queries:
                 )
         return beginning_of(body)
 
-    def _keyed(self, request: InferenceRequest, served: Served, keyed: Keyed, body: bytes) -> Query:
+    def _keyed(
+        self, request: InferenceRequest, served: Served, keyed: KeyedPrompts, body: bytes
+    ) -> Query:
         """Returns the query for a request whose tokens are known, as far as its media are.
 
         body: as it was read, maybe elided.
@@ -390,7 +392,7 @@ class Queries:
         return self._with_media(query, request, chat, keyed, body)
 
     def _with_media(
-        self, query: Query, request: InferenceRequest, chat: Chat, keyed: Keyed, body: bytes
+        self, query: Query, request: InferenceRequest, chat: Chat, keyed: KeyedPrompts, body: bytes
     ) -> Query:
         """Returns a query whose prompt has its media, as far as they are known."""
         (prompt,) = query.prompts
@@ -446,7 +448,7 @@ def _may_have_salt(body: bytes) -> bool:
 
 
 def _media_of(
-    prompt: MediaPrompt, full: Filled, outline: Outline, tokens_of: Callable[[str], float]
+    prompt: MediaPrompt, full: FilledPrompt, outline: Outline, tokens_of: Callable[[str], float]
 ) -> Media:
     """Returns what is known of the media of a prompt."""
     items, unknown = [], 0
@@ -491,7 +493,7 @@ def _of_turns(served: Served, salt: str | None, tokens: Tokens, forms: int) -> Q
     return Query(model, [Prompt(model, tokens, lora, salt)], demand=demand, forms=forms)
 
 
-def _keyed(request: InferenceRequest, served: Served, keyed: Keyed) -> Query:
+def _keyed(request: InferenceRequest, served: Served, keyed: KeyedPrompts) -> Query:
     model, lora = served
     prompts = [Prompt(model, one, lora, request.cache_salt) for one in keyed.tokens]
     demand = ANY if lora is None else Demand(lora)

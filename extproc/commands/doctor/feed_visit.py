@@ -25,7 +25,7 @@ from extproc.commands.doctor.probe import (
     judge_sizes,
     replayed,
 )
-from extproc.commands.doctor.worker_visit import Means, ReportedSources, WorkerReport
+from extproc.commands.doctor.worker_visit import ReportedSources, VisitTools, WorkerReport
 from extproc.config.feed_kinds import configured, kind_of
 from extproc.config.schema import AUTO, WorkerEvents, WorkerSettings
 from kvstate.errors import WireError
@@ -83,17 +83,17 @@ class FeedReport(NamedTuple):
 
 
 async def visit(
-    means: Means, worker: WorkerSettings, visited: WorkerReport, about: Subject
+    tools: VisitTools, worker: WorkerSettings, visited: WorkerReport, about: Subject
 ) -> list[Finding]:
     """Examines a worker's feed; returns the findings."""
-    if not means.config.events.enabled:
+    if not tools.config.events.enabled:
         return [about.note("events", _OFF)]
     if isinstance(worker.events, WorkerEvents):
-        return await _configured(means, worker, visited, about)
+        return await _configured(tools, worker, visited, about)
     sources = visited.sources.sources if visited.sources else ()
     if worker.events == AUTO:
         if sources:
-            return await visit_zmq(means, worker, visited, sources, about)
+            return await visit_zmq(tools, worker, visited, sources, about)
         if not visited.is_there:
             return []
         code = "events-untold" if visited.sources is None else "events-off"
@@ -112,30 +112,30 @@ def zmq_places(worker: WorkerSettings) -> Sequence[ZmqSource]:
 
 
 async def _configured(
-    means: Means, worker: WorkerSettings, visited: WorkerReport, about: Subject
+    tools: VisitTools, worker: WorkerSettings, visited: WorkerReport, about: Subject
 ) -> list[Finding]:
     assert isinstance(worker.events, WorkerEvents)
     source = configured(worker.events)
     if isinstance(source, tuple):
-        return await visit_zmq(means, worker, visited, source, about)
-    if kind_of(source).is_consumed and not means.probes:
+        return await visit_zmq(tools, worker, visited, source, about)
+    if kind_of(source).is_consumed and not tools.probes:
         says = "not checked: each event goes to one caller, the router; --probe drains the queue"
         return [about.note("feed", says)]
-    return await _connection(means, worker, visited, source, about)
+    return await _connection(tools, worker, visited, source, about)
 
 
 async def _connection(
-    means: Means,
+    tools: VisitTools,
     worker: WorkerSettings,
     visited: WorkerReport,
     source: FeedSource,
     about: Subject,
 ) -> list[Finding]:
     """Examines a feed that has one connection for all ranks."""
-    listeners = probe.connected(source, means.bounds.messages)
+    listeners = probe.connected(source, tools.bounds.messages)
     try:
         await listeners[0].wait_until(
-            lambda heard: bool(heard.is_connected or heard.refused or heard.lost), means.seconds
+            lambda heard: bool(heard.is_connected or heard.refused or heard.lost), tools.seconds
         )
         first = listeners[0].summary
         kind = kind_of(source)
@@ -145,13 +145,13 @@ async def _connection(
         if not first.is_connected:
             says = first.lost or "no answer in time"
             return [about.wrong(codes.unreachable, f"{kind.place(source)}: {says}")]
-        return await _listen(means, worker, visited, listeners, about, codes.shared)
+        return await _listen(tools, worker, visited, listeners, about, codes.shared)
     finally:
         await asyncio.gather(*(one.close() for one in listeners))
 
 
 async def _listen(
-    means: Means,
+    tools: VisitTools,
     worker: WorkerSettings,
     visited: WorkerReport,
     listeners: list[Listener],
@@ -159,10 +159,10 @@ async def _listen(
     shared: str,
 ) -> list[Finding]:
     findings: list[Finding] = []
-    if means.probes and visited.is_there:
-        findings += await judge_probe(means, worker, visited, listeners, about)
+    if tools.probes and visited.is_there:
+        findings += await judge_probe(tools, worker, visited, listeners, about)
     else:
-        await asyncio.sleep(min(means.bounds.listen_seconds, means.seconds))
+        await asyncio.sleep(min(tools.bounds.listen_seconds, tools.seconds))
     heard = [one.summary for one in listeners]
     if heard[0].lost:
         return [*findings, about.wrong("feed-lost", heard[0].lost)]
@@ -170,7 +170,7 @@ async def _listen(
         findings.append(about.right("feed", "it answers the subscription"))
     if shared:
         findings = list(_judge_consumed(about, findings, heard, shared))
-    findings += [*judge_heard(about, heard), *judge_sizes(means, worker, heard, about)]
+    findings += [*judge_heard(about, heard), *judge_sizes(tools, worker, heard, about)]
     return [*findings, *judge_groups(about, heard)]
 
 
@@ -190,7 +190,7 @@ def _judge_consumed(
 
 
 async def visit_zmq(
-    means: Means,
+    tools: VisitTools,
     worker: WorkerSettings,
     visited: WorkerReport,
     sources: Sequence[ZmqSource],
@@ -201,16 +201,16 @@ async def visit_zmq(
     if sources[0].binds:
         says = "not checked: the router binds this feed's ports; GET /workers shows its state"
         return [*findings, about.note("feed", says)]
-    greetings = await _looks(sources, means.seconds)
+    greetings = await _looks(sources, tools.seconds)
     findings += judge_places(about, sources, greetings, visited.sources)
     findings += judge_replays(about, sources, greetings)
     findings += judge_loads(about, sources, greetings)
     there = {rank: one for rank, one in enumerate(sources) if is_publisher(greetings[one.events])}
     heard: list[MessageSummary] = []
     if there:
-        findings += await _listened(means, worker, visited, there, about, heard)
+        findings += await _listened(tools, worker, visited, there, about, heard)
     provoked = {one.rank: one.provoked for one in heard if one.provoked is not None}
-    return [*findings, *await _replays(means, sources, greetings, provoked, about)]
+    return [*findings, *await _replays(tools, sources, greetings, provoked, about)]
 
 
 async def _looks(sources: Sequence[ZmqSource], seconds: float) -> Greetings:
@@ -222,7 +222,7 @@ async def _looks(sources: Sequence[ZmqSource], seconds: float) -> Greetings:
 
 
 async def _listened(
-    means: Means,
+    tools: VisitTools,
     worker: WorkerSettings,
     visited: WorkerReport,
     sources: Mapping[int, ZmqSource],
@@ -234,18 +234,18 @@ async def _listened(
     heard: a summary for each rank is appended here.
     """
     all_topics = {rank: replace(one, topic="") for rank, one in sources.items()}
-    limit = means.bounds.messages
+    limit = tools.bounds.messages
     ours = probe.subscribed(sources, limit)
     heard += (one.summary for one in ours)
     others = [] if sources == all_topics else probe.subscribed(all_topics, limit)
     try:
-        return await _zmq_heard(means, worker, visited, (ours, others), about)
+        return await _zmq_heard(tools, worker, visited, (ours, others), about)
     finally:
         await asyncio.gather(*(one.close() for one in (*ours, *others)))
 
 
 async def _zmq_heard(
-    means: Means,
+    tools: VisitTools,
     worker: WorkerSettings,
     visited: WorkerReport,
     both: tuple[list[Listener], list[Listener]],
@@ -254,7 +254,7 @@ async def _zmq_heard(
     ours, others = both
     every = [*ours, *others]
     connected = await asyncio.gather(
-        *(one.wait_until(lambda heard: heard.is_connected, means.seconds) for one in every)
+        *(one.wait_until(lambda heard: heard.is_connected, tools.seconds) for one in every)
     )
     if not all(connected):
         lost = next(
@@ -262,10 +262,10 @@ async def _zmq_heard(
         )
         return [about.wrong("feed-lost", lost)]
     findings: list[Finding] = []
-    if means.probes and visited.is_there:
-        findings += await judge_probe(means, worker, visited, ours, about)
+    if tools.probes and visited.is_there:
+        findings += await judge_probe(tools, worker, visited, ours, about)
     else:
-        await asyncio.sleep(min(means.bounds.listen_seconds, means.seconds))
+        await asyncio.sleep(min(tools.bounds.listen_seconds, tools.seconds))
         if not any(one.summary.batches for one in every):
             says = "connected; no event was published during the check: --probe triggers one"
             findings.append(about.note("feed", says))
@@ -273,12 +273,12 @@ async def _zmq_heard(
     if any(one.summary.batches for one in others) and not any(one.batches for one in heard):
         says = "nothing was published under the configured topic, but something under another"
         return [about.wrong("topic-wrong", says)]
-    findings += [*judge_heard(about, heard), *judge_sizes(means, worker, heard, about)]
+    findings += [*judge_heard(about, heard), *judge_sizes(tools, worker, heard, about)]
     return [*findings, *judge_groups(about, heard)]
 
 
 async def _replays(
-    means: Means,
+    tools: VisitTools,
     sources: Sequence[ZmqSource],
     greetings: Greetings,
     provoked: Mapping[int, Provoked],
@@ -292,23 +292,23 @@ async def _replays(
     if not any(one.replay for one in sources):
         return [about.note("replay", "none is configured: lost messages cannot be recovered")]
     found = await asyncio.gather(
-        *(_replay(means, one, provoked.get(rank), about) for rank, one in asked.items())
+        *(_replay(tools, one, provoked.get(rank), about) for rank, one in asked.items())
     )
     return [finding for finding in found if finding is not None]
 
 
 async def _replay(
-    means: Means, source: ZmqSource, provoked: Provoked | None, about: Subject
+    tools: VisitTools, source: ZmqSource, provoked: Provoked | None, about: Subject
 ) -> Finding | None:
     """Requests the end of a replay, or all of it if probes are allowed; returns the finding."""
-    start = 0 if means.probes else BEYOND_ALL
-    numbers, fault = await replayed(source, start, means.seconds)
+    start = 0 if tools.probes else BEYOND_ALL
+    numbers, fault = await replayed(source, start, tools.seconds)
     if fault and numbers:
         says = f"{source.replay}: {len(numbers)} batches received, then: {fault}"
         return about.wrong("replay-truncated", says)
     if fault:
         return about.wrong("replay-silent", f"{source.replay}: {fault}")
-    if provoked is not None and not await _has(source, provoked, means.seconds):
+    if provoked is not None and not await _has(source, provoked, tools.seconds):
         says = f"{source.replay}: its replay lacks the test request that the feed announced"
         return about.wrong("replay-swapped", says)
     if numbers and numbers[-1] - numbers[0] + 1 != len(numbers):

@@ -10,7 +10,7 @@ import msgspec
 
 from extproc.base.engine import SGLANG, VLLM, Engine
 from extproc.commands.doctor.findings import Finding, Subject
-from extproc.commands.doctor.worker_visit import Means, WorkerReport
+from extproc.commands.doctor.worker_visit import VisitTools, WorkerReport
 from extproc.config.schema import WorkerSettings
 from extproc.routing.priorities import apis_without_priority
 from kvstate.undecodable import UNDECODABLE
@@ -34,12 +34,12 @@ class _SchedulingInfo(msgspec.Struct):
 
 
 async def visit(
-    means: Means, worker: WorkerSettings, visited: WorkerReport, about: Subject
+    tools: VisitTools, worker: WorkerSettings, visited: WorkerReport, about: Subject
 ) -> list[Finding]:
     """Returns the findings about a worker's scheduling; none without classes."""
-    if means.config.policy.classes is None:
+    if tools.config.policy.classes is None:
         return []
-    answer = await means.web.get(f"http://{worker.endpoint}{PATH}")
+    answer = await tools.web.get(f"http://{worker.endpoint}{PATH}")
     return list(judge_scheduling(about, visited.engine, answer.body if answer.is_ok else b""))
 
 

@@ -13,7 +13,7 @@ from extproc.base.engine import SGLANG, VLLM, Engine
 from extproc.commands.doctor.findings import Finding, Subject
 from extproc.commands.doctor.priority_visit import PATH
 from extproc.commands.doctor.shared_stores import mounts
-from extproc.commands.doctor.worker_visit import Means, WorkerReport
+from extproc.commands.doctor.worker_visit import VisitTools, WorkerReport
 from extproc.config.schema import WorkerSettings
 
 CHECK = "isolation"
@@ -40,15 +40,15 @@ class _StoreInfo(msgspec.Struct):
 
 
 async def visit(
-    means: Means, worker: WorkerSettings, visited: WorkerReport, about: Subject
+    tools: VisitTools, worker: WorkerSettings, visited: WorkerReport, about: Subject
 ) -> list[Finding]:
     """Returns the findings about a worker's store; none without isolation and `media`."""
-    stores = [one for one in means.config.stores if one.media and worker.endpoint in mounts(one)]
-    if means.config.isolation is None and not stores:
+    stores = [one for one in tools.config.stores if one.media and worker.endpoint in mounts(one)]
+    if tools.config.isolation is None and not stores:
         return []
-    answer = await means.web.get(f"http://{worker.endpoint}{PATH}")
+    answer = await tools.web.get(f"http://{worker.endpoint}{PATH}")
     info, found = answer.body if answer.is_ok else b"", list[Finding]()
-    if means.config.isolation is not None:
+    if tools.config.isolation is not None:
         found += judge_store(about, visited.engine, info)
     for one in stores:
         found += judge_connector(about, one.name, visited.engine, info)

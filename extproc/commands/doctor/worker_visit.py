@@ -160,7 +160,7 @@ def _ahead(date: str) -> float | None:
         return None
 
 
-class Means(NamedTuple):
+class VisitTools(NamedTuple):
     """What every visit needs.
 
     tokenizers: those loaded from files, by model. seconds: limit for each question and each wait.
@@ -203,9 +203,9 @@ class WorkerReport(NamedTuple):
         return next((name for name in names if name in listed), self.model.name)
 
 
-async def visit(means: Means, worker: WorkerSettings, about: Subject) -> WorkerReport:
+async def visit(tools: VisitTools, worker: WorkerSettings, about: Subject) -> WorkerReport:
     """Asks a worker about itself; returns the findings and its answers."""
-    health = await means.web.get(f"http://{worker.endpoint}{HEALTH}")
+    health = await tools.web.get(f"http://{worker.endpoint}{HEALTH}")
     if health.status == 0:
         says = f"{worker.endpoint}{HEALTH}: {health.reason}"
         return WorkerReport([about.wrong("worker-unreachable", says)])
@@ -215,23 +215,23 @@ async def visit(means: Means, worker: WorkerSettings, about: Subject) -> WorkerR
         findings.append(judge_clock(about, health.ahead_seconds, witness))
     asked = (learning.MODELS, METRICS, *PATHS)
     models, metrics, *listings = await asyncio.gather(
-        *(means.web.get(f"http://{worker.endpoint}{path}") for path in asked)
+        *(tools.web.get(f"http://{worker.endpoint}{path}") for path in asked)
     )
     served = models_of(models.body) if models.is_ok else None
     if served is None:
         findings.append(about.wrong("answer-unreadable", _unread(learning.MODELS, models)))
     else:
-        findings += judge_models(about, means.config, worker, served)
+        findings += judge_models(about, tools.config, worker, served)
     info = next((one.body for one in listings[1:] if one.is_ok), b"")
     told_metrics = metrics.body if metrics.is_ok else b""
     findings += judge_prefix_caching(about, told_metrics, info)
     findings += judge_draft(about, told_metrics)
-    findings += _block_size(means, worker, about, listings)
-    engine = await _engine(worker.endpoint, means.seconds)
+    findings += _block_size(tools, worker, about, listings)
+    engine = await _engine(worker.endpoint, tools.seconds)
     findings.append(judge_engine(about, worker, engine))
     sources = _find_sources(worker, listings)
     findings += judge_ranks(about, worker, engine, _ranks(worker, sources))
-    model = model_served(means.config, worker, served or ListedModels((), frozenset()))
+    model = model_served(tools.config, worker, served or ListedModels((), frozenset()))
     findings += judge_template_arguments(about, model, engine)
     found = identity.identity_of(worker.engine, CONFIGURED, engine).engine
     return WorkerReport(findings, True, model, served, sources, found)
@@ -294,12 +294,12 @@ def judge_engine(about: Subject, worker: WorkerSettings, answer: identity.Engine
 
 
 def _block_size(
-    means: Means, worker: WorkerSettings, about: Subject, listings: list[Answer]
+    tools: VisitTools, worker: WorkerSettings, about: Subject, listings: list[Answer]
 ) -> list[Finding]:
     for path, answer in zip(PATHS, listings, strict=True):
         size = learning.block_size_in(answer.body) if answer.is_ok else None
         if size is not None and path in learning.SERVER_INFO:
-            return [judge_block_size(about, means.config, worker, size, path)]
+            return [judge_block_size(about, tools.config, worker, size, path)]
     return []
 
 

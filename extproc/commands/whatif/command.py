@@ -19,7 +19,7 @@ from extproc.base.errors import RequestError, StartError
 from extproc.commands.admin_client import ask
 from extproc.commands.whatif.engines import ModelledSpeed, Result
 from extproc.commands.whatif.outlook import (
-    Isolating,
+    IsolationCost,
     Measured,
     Results,
     Saving,
@@ -35,7 +35,7 @@ from extproc.commands.whatif.routers import ENVOY, Arrivals, Contestant, Stage
 from extproc.commands.whatif.routers import run as play
 from extproc.commands.whatif.traces import (
     MAX_LINE_BYTES,
-    Recorded,
+    RecordedRequest,
     Replay,
     Tokenize,
     Trace,
@@ -203,9 +203,9 @@ class Plan(NamedTuple):
 def _isolation_of(
     arguments: argparse.Namespace,
     config: Config | None,
-    recorded: Sequence[Recorded],
+    recorded: Sequence[RecordedRequest],
     found: Results,
-) -> Isolating:
+) -> IsolationCost:
     """Plays the first policy with tenants apart; returns what that costs.
 
     found: the results with blocks that all tenants share.
@@ -217,13 +217,13 @@ def _isolation_of(
         runs.plan(1)
         played = runs.play(apart.stage(arguments.workers), ours, apart.seeds)
     name = ours[0].name
-    return Isolating(name, len(tenants - {""}), mean(found[name]), mean(played[name]))
+    return IsolationCost(name, len(tenants - {""}), mean(found[name]), mean(played[name]))
 
 
 def plan_of(
     arguments: argparse.Namespace,
     config: Config | None,
-    recorded: Sequence[Recorded],
+    recorded: Sequence[RecordedRequest],
     *,
     isolates: bool = False,
 ) -> Plan:
@@ -296,7 +296,7 @@ def _rate(arguments: argparse.Namespace) -> tuple[float, str]:
 
 def recording_of(
     arguments: argparse.Namespace, config: Config | None
-) -> tuple[Sequence[Recorded], int]:
+) -> tuple[Sequence[RecordedRequest], int]:
     """Returns the requests of the trace, and how many of its lines were left out."""
     gap = None if arguments.arrivals is None else 1 / arguments.arrivals
     trace = Trace(_tokenize(arguments, config), arguments.model, gap)
@@ -470,7 +470,7 @@ def _fewer(workers: int, least: int | None) -> list[int]:
 
 
 def _describe(
-    plan: Plan, arguments: argparse.Namespace, recorded: Sequence[Recorded], left_out: int
+    plan: Plan, arguments: argparse.Namespace, recorded: Sequence[RecordedRequest], left_out: int
 ) -> str:
     """Returns in words what is played, and which parts of it are assumed."""
     speed, size = plan.speed, plan.block_tokens

@@ -364,8 +364,8 @@ def test_top_shows_unsteered_requests_and_served_endpoints() -> None:
         served.do(served.it.route(30))
         served.it.router.steering.change(0)
         served.do(served.it.route(40))
-        kept = served.it.observed.recent.newest_after(0)
-        served.it.observed.note_server(kept[-1].decision, "127.0.0.1:1")
+        kept = served.it.observations.recent.newest_after(0)
+        served.it.observations.note_server(kept[-1].decision, "127.0.0.1:1")
         assert run(served.it.url, once=True, out=shown) == 0
     lines = shown.getvalue().splitlines()
     assert lines[1] == "STEERS 0 % of the requests; the proxy chooses for the others"

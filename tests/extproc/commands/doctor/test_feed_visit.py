@@ -114,7 +114,7 @@ def test_socket_of_an_unnamed_kind_may_be_either() -> None:
 A, B = ZmqSource("tcp://h:1", "tcp://h:2", ""), ZmqSource("tcp://h:3", "tcp://h:4", "")
 
 
-def telling(worker: str, ours: ZmqSource, theirs: ZmqSource | None) -> FeedReport:
+def report(worker: str, ours: ZmqSource, theirs: ZmqSource | None) -> FeedReport:
     told = None if theirs is None else ReportedSources((theirs,), "/kv_event_sources")
     return FeedReport(worker, (ours,), told)
 
@@ -124,8 +124,8 @@ def swaps(*fleet: FeedReport) -> list[tuple[str, str]]:
 
 
 def test_judge_swapped_finds_a_place_that_another_worker_announces() -> None:
-    assert swaps(telling("a", A, A), telling("b", B, B)) == []
-    assert swaps(telling("a", B, A), telling("b", A, B)) == [
+    assert swaps(report("a", A, A), report("b", B, B)) == []
+    assert swaps(report("a", B, A), report("b", A, B)) == [
         ("worker a", "feed-swapped"),
         ("worker a", "replay-swapped"),
         ("worker b", "feed-swapped"),
@@ -134,16 +134,16 @@ def test_judge_swapped_finds_a_place_that_another_worker_announces() -> None:
 
 
 def test_judge_swapped_ignores_a_worker_without_an_announcement() -> None:
-    assert swaps(telling("a", B, None), telling("b", B, B)) == []
+    assert swaps(report("a", B, None), report("b", B, B)) == []
 
 
 def test_judge_swapped_ignores_a_place_that_several_workers_announce() -> None:
-    assert swaps(telling("a", A, A), telling("b", A, A)) == []
+    assert swaps(report("a", A, A), report("b", A, A)) == []
 
 
 def test_judge_swapped_notes_a_place_that_no_worker_announces() -> None:
-    assert swaps(telling("a", B, A)) == [("worker a", "")]
+    assert swaps(report("a", B, A)) == [("worker a", "")]
     binds = ZmqSource("tcp://h:3", None, "", binds=True)
-    assert swaps(telling("a", binds, A)) == []
+    assert swaps(report("a", binds, A)) == []
     on_another_host = ZmqSource("tcp://name:1", None, "")
-    assert swaps(telling("a", on_another_host, A)) == []
+    assert swaps(report("a", on_another_host, A)) == []
