@@ -34,8 +34,8 @@ TOKENIZER_THREADS = 2
 MAX_WAITING = 256
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 
-# Work of a thread that takes longer is taken for endless: what is honest ends within seconds, and
-# nothing can end a thread.
+# Work of a thread that takes longer counts as stuck: no legitimate prompt takes a minute to
+# tokenize, and nothing can end a thread.
 HUNG_SECONDS = 60.0
 
 log = logging.getLogger("kvsteer.tokenizing")
