@@ -158,8 +158,9 @@ def test_json_line_of_a_decision_has_it_as_fields(capsys: pytest.CaptureFixture[
 def test_error_in_what_never_fails_the_request_is_logged_without_its_text(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    text = " ".join(["a", "prompt"])
     with logs.NeverFailsTheRequest(logging.getLogger("watching"), "watching failed: %s"):
-        raise ValueError("a prompt")
+        raise ValueError(text)
     assert caplog.messages[0].startswith("watching failed: ValueError\n")
     assert "a prompt" not in caplog.text
 
