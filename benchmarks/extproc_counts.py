@@ -47,7 +47,7 @@ from google.protobuf.message import Message
 from measure import NO_REFERENCE, CannotRunError, Figure, Goal, Result, Row, or_reason
 from rows import Run, arguments, run
 
-from extproc.admin.observed import Observed
+from extproc.admin.observations import Observations
 from extproc.config.reader import parse
 from extproc.fleet.workers import Workers
 from extproc.http2.messages import MessageParts
@@ -280,14 +280,14 @@ class Bench:
         await workers.start()
         while {workers.candidates.state(name) for name in workers.records} != {"live"}:
             await asyncio.sleep(0.01)
-        observed = Observed(lambda: 0.0, kept_at_once=1)
+        observations = Observations(lambda: 0.0, kept_at_once=1)
         router = Router(
             config,
             workers,
             {"tiny": tokenizer},
             Metrics(workers.states),
             Random(1),
-            observer=observed,
+            observer=observations,
         )
         router.tokens._inline_seconds = math.inf  # noqa: SLF001 - the router has no such setting
         service = Service(config, router, Metrics(workers.states))

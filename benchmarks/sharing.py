@@ -42,11 +42,11 @@ from extproc.routing.claims.homes import Homes
 from extproc.routing.claims.marks import marks_of
 from extproc.routing.load.endpoint_load import EndpointLoad, Ticket
 from extproc.routing.load.loads import Loads
-from extproc.routing.load.reports import Place, WorkerNews
+from extproc.routing.load.reports import Place, WorkerLoadReport
 from extproc.running.event_loop import Sweeper
 from extproc.sharing.carriers import transport_of
 from extproc.sharing.reporter import Reporter
-from extproc.sharing.sharing import PromptTelling, Sharing, telling_of
+from extproc.sharing.sharing import Sharing, SignallingReporter, reporter_of
 from tests.ports import free_port
 
 WORKERS = [f"10.0.0.{number}:8000" for number in range(64)]
@@ -78,7 +78,7 @@ class AgedLoads(Loads):
     def record_reports(
         self,
         router: str,
-        told: Sequence[WorkerNews],
+        told: Sequence[WorkerLoadReport],
         places: Mapping[int, Place],
         now: float,
         *,
@@ -121,15 +121,15 @@ class Fleet:
 
 
 class Traffic:
-    """The decisions of one router. count: how many there were. telling: notes them, if shared."""
+    """The decisions of one router. count: how many there were. reporter: notes them, if shared."""
 
     def __init__(
-        self, number: int, fleet: Fleet, sent: ClaimTable, telling: Reporter | None
+        self, number: int, fleet: Fleet, sent: ClaimTable, reporter: Reporter | None
     ) -> None:
         self._number = number
         self._fleet = fleet
         self._sent = sent
-        self.telling = telling
+        self.reporter = reporter
         self._under_way = deque[tuple[float, Ticket, Claim]]()
         self._probe: Ticket | None = None
         self.count = 0
@@ -141,8 +141,8 @@ class Traffic:
         ticket = self._fleet.loads.begin(worker, UNCACHED_TOKENS, now)
         marks = marks_of(self.count * ROUTERS + self._number, PROMPT)
         claim = self._sent.record(self._fleet.by_name[worker], marks, now)
-        if self.telling is not None:
-            self.telling.begin([claim], worker, UNCACHED_TOKENS)
+        if self.reporter is not None:
+            self.reporter.begin([claim], worker, UNCACHED_TOKENS)
         self._under_way.append((now, ticket, claim))
 
     def end(self, now: float) -> None:
@@ -151,8 +151,8 @@ class Traffic:
             _, ticket, claim = self._under_way.popleft()
             self._fleet.loads.end(ticket, now)
             self._sent.end(claim, now)
-            if self.telling is not None:
-                self.telling.end(claim)
+            if self.reporter is not None:
+                self.reporter.end(claim)
 
     def probe(self, now: float) -> None:
         """Changes the probe's figure to the time."""
@@ -167,14 +167,14 @@ def _now_us() -> int:
 
 @asynccontextmanager
 async def _sharing(
-    options: Options | None, telling: PromptTelling | None, fleet: Fleet, sent: ClaimTable
+    options: Options | None, reporter: SignallingReporter | None, fleet: Fleet, sent: ClaimTable
 ) -> AsyncIterator[Sharing | None]:
     """Yields a started sharing, which is closed at the end; None where nothing is shared."""
-    if options is None or telling is None:
+    if options is None or reporter is None:
         yield None
         return
-    homes = Homes(telling.secret)
-    sharing = Sharing(options, telling, fleet, sent, homes, time.monotonic)
+    homes = Homes(reporter.secret)
+    sharing = Sharing(options, reporter, fleet, sent, homes, time.monotonic)
     sharing.start()
     try:
         yield sharing
@@ -194,7 +194,7 @@ async def _connected(url: str, message_bytes: int) -> AsyncIterator[None]:
     async def tick() -> None:
         while True:
             await asyncio.sleep(options.tick_ms / 1000)
-            transport.tell([bytes(message_bytes)])
+            transport.send([bytes(message_bytes)])
 
     tasks = [asyncio.create_task(each) for each in (transport.run(), tick())]
     try:
@@ -213,13 +213,13 @@ async def router(
     url: "" shares nothing. message_bytes: of each message of one that is only connected.
     """
     options = Options(url, name=f"router-{number}") if url and not message_bytes else None
-    telling = None if options is None else telling_of(options)
-    loads = AgedLoads(records(), None if telling is None else telling.touched)
+    reporter = None if options is None else reporter_of(options)
+    loads = AgedLoads(records(), None if reporter is None else reporter.touched)
     fleet = Fleet(loads)
-    sent = ClaimTable(1 if telling is None else telling.secret)
+    sent = ClaimTable(1 if reporter is None else reporter.secret)
     async with (
         _connected(url, message_bytes),
-        _sharing(options, telling, fleet, sent) as sharing,
+        _sharing(options, reporter, fleet, sent) as sharing,
     ):
         Sweeper().start()  # as a router does
         await asyncio.sleep(WARM_SECONDS)
@@ -227,7 +227,7 @@ async def router(
         cpu = time.process_time()
         loads.ages.clear()
         before = None if sharing is None else (sharing.sent, sharing.sent_bytes)
-        traffic = Traffic(number, fleet, sent, telling)
+        traffic = Traffic(number, fleet, sent, reporter)
         steps, due, probed_at = [], begun, 0.0
         while (now := time.monotonic()) < begun + seconds:
             while due <= now:
@@ -253,8 +253,8 @@ async def router(
             found["messages"] = (sharing.sent - before[0]) / passed
             found["bytes"] = (sharing.sent_bytes - before[1]) / passed
             found["ages"] = sorted(loads.ages)
-            found["lost"] = sharing.picture.lost()
-            found["others"] = len(sharing.picture.peers)
+            found["lost"] = sharing.others.lost()
+            found["others"] = len(sharing.others.peers)
         return found
 
 

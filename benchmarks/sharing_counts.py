@@ -32,7 +32,7 @@ from extproc.routing.claims.homes import Homes
 from extproc.routing.load.loads import Loads
 from extproc.sharing.carriers import StoreConnection, _Line
 from extproc.sharing.messages import MAX_BYTES, decoded, is_from
-from extproc.sharing.sharing import Sharing, telling_of
+from extproc.sharing.sharing import Sharing, reporter_of
 
 TICKS_PER_SECOND = 80
 DECISIONS_PER_SECOND = 1_000 / ROUTERS
@@ -87,7 +87,7 @@ class _Kept:
     async def run(self) -> None:
         """Does nothing."""
 
-    def tell(self, messages: Sequence[bytes]) -> bool:
+    def send(self, messages: Sequence[bytes]) -> bool:
         """Keeps messages."""
         self.messages.extend(messages)
         return True
@@ -100,12 +100,12 @@ class Router:
         options = Options("redis://127.0.0.1:1", name=f"router-{number}", tick_ms=1)
         self._clock = clock
         self._ticks = 0
-        telling = telling_of(options)
-        fleet = Fleet(Loads(records(), RATE, telling.touched))
-        sent = ClaimTable(telling.secret)
-        self.sharing = Sharing(options, telling, fleet, sent, Homes(telling.secret), clock)
+        reporter = reporter_of(options)
+        fleet = Fleet(Loads(records(), RATE, reporter.touched))
+        sent = ClaimTable(reporter.secret)
+        self.sharing = Sharing(options, reporter, fleet, sent, Homes(reporter.secret), clock)
         self.sharing.hearing.most_seconds = math.inf  # valgrind is slow
-        self.traffic = Traffic(number, fleet, sent, telling)
+        self.traffic = Traffic(number, fleet, sent, reporter)
         carrier = self.sharing.transport
         assert isinstance(carrier, StoreConnection)
         self.carrier = carrier
@@ -122,11 +122,11 @@ class Router:
         if before % 2 == 0:
             self.traffic.probe(self._clock.seconds)
 
-    def tell(self) -> list[bytes]:
+    def send(self) -> list[bytes]:
         """Returns the messages of a tick."""
         kept = _Kept()
         self.sharing.transport = kept
-        self.sharing._tell(self._clock.seconds)  # noqa: SLF001 - as its task does
+        self.sharing._report(self._clock.seconds)  # noqa: SLF001 - as its task does
         self.sharing.transport = self.carrier
         return kept.messages
 
@@ -142,13 +142,13 @@ class Bench:
             self._pass()
             for router in routers:
                 router.decide()
-            told = {router: router.tell() for router in routers}
+            messages = {router: router.send() for router in routers}
             for router in routers:
                 for other in routers:
-                    for message in told[other]:
+                    for message in messages[other]:
                         router.sharing.hear(message)
         self._router, *others = routers
-        assert len(self._router.sharing.picture.peers) == len(others)
+        assert len(self._router.sharing.others.peers) == len(others)
         began_at = clock.seconds
         self._heard = [self._recorded(others) for _ in range(ticks)]
         clock.seconds = began_at
@@ -161,14 +161,14 @@ class Bench:
         self._pass()
         for other in others:
             other.decide()
-        return [b"".join(map(pushed, other.tell())) for other in others]
+        return [b"".join(map(pushed, other.send())) for other in others]
 
     async def ticks(self, count: int, part: str) -> int:
         """Runs so many ticks with the parts up to this one; returns how many messages came."""
         router, done = self._router, parts_up_to(part)
         carrier = router.carrier
         if "note" not in done:
-            router.traffic.telling = None
+            router.traffic.reporter = None
         heard = _Heard(router.sharing, done)
         server, carrier._line = await _connected(heard.take, carrier._answered)  # noqa: SLF001
         for reads in self._heard[:count]:
@@ -176,11 +176,11 @@ class Bench:
             router.decide()
             if "wait" in done:
                 await router.sharing._pause()  # noqa: SLF001 - as its task does
-            told = router.tell() if "encode" in done else []
+            messages = router.send() if "encode" in done else []
             if "publish" in done:
-                carrier.tell(told)
+                carrier.send(messages)
                 server.recv(MAX_BYTES)
-            back = [pushed(message) + REPLY for message in told] or [b""]
+            back = [pushed(message) + REPLY for message in messages] or [b""]
             for data in (*reads, *back):
                 if "read" in done:
                     server.sendall(data)
@@ -194,7 +194,7 @@ class _Heard:
 
     def __init__(self, sharing: Sharing, done: Sequence[str]) -> None:
         self._sharing = sharing
-        self._telling = sharing._telling  # noqa: SLF001
+        self._reporter = sharing._reporter  # noqa: SLF001
         self.take: Callable[[bytes], float] = self._drop
         if "apply" in done:
             self.take = self._apply
@@ -208,8 +208,8 @@ class _Heard:
 
     def _decode(self, message: bytes) -> float:
         self.count += 1
-        if not is_from(message, self._telling.tag):
-            decoded(message, self._telling.keys)
+        if not is_from(message, self._reporter.tag):
+            decoded(message, self._reporter.keys)
         return 0.0
 
     def _apply(self, message: bytes) -> float:

@@ -115,7 +115,8 @@ def make_parser(command: str | None) -> argparse.ArgumentParser:
     """
     width = max(len(name) for group in _GROUPS.values() for name in group)
     listed = "".join(
-        f"\n{title}:\n" + "".join(f"  {name:<{width}}  {told}\n" for name, told in group.items())
+        f"\n{title}:\n"
+        + "".join(f"  {name:<{width}}  {help_text}\n" for name, help_text in group.items())
         for title, group in _GROUPS.items()
     )
     parser = argparse.ArgumentParser(
@@ -136,10 +137,10 @@ def make_parser(command: str | None) -> argparse.ArgumentParser:
     )
     made = {
         name: commands.add_parser(
-            name, description=f"{told[0].upper()}{told[1:]}.", formatter_class=_Help
+            name, description=f"{help_text[0].upper()}{help_text[1:]}.", formatter_class=_Help
         )
         for group in _GROUPS.values()
-        for name, told in group.items()
+        for name, help_text in group.items()
     }
     _add_configured(made)
     _add_questions(made)
@@ -346,12 +347,12 @@ class _Help(argparse.HelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str:
         """Returns an option's help with its default, unless it has none or names it itself."""
-        told = action.help or ""
+        help_text = action.help or ""
         has_default = action.default not in (None, False, "", [], argparse.SUPPRESS)
-        if not action.option_strings or not has_default or "default" in told:
-            return told
+        if not action.option_strings or not has_default or "default" in help_text:
+            return help_text
         shown = f"{action.default:g}" if isinstance(action.default, float) else "%(default)s"
-        return f"{told} (default: {shown})"
+        return f"{help_text} (default: {shown})"
 
 
 class _Raw(_Help, argparse.RawDescriptionHelpFormatter):
@@ -552,21 +553,21 @@ def _body_text(file: str | None) -> str:
     return text
 
 
-def _show_explanation(arguments: argparse.Namespace, told: "Mapping[str, Any]") -> int:
+def _show_explanation(arguments: argparse.Namespace, explanation: "Mapping[str, Any]") -> int:
     """Prints the answer of POST /explain, or of GET /decisions/ID."""
     import json
     import textwrap
     from shutil import get_terminal_size
 
     if arguments.json:
-        print(json.dumps(told, indent=2))
+        print(json.dumps(explanation, indent=2))
         return 0
-    from extproc.commands.look import cut, look_of
+    from extproc.commands.layout import cut, layout_of
     from extproc.commands.terminal import explained
 
     columns = get_terminal_size().columns if sys.stdout.isatty() else None
     try:
-        lines = explained(told, look_of(sys.stdout, os.environ))
+        lines = explained(explanation, layout_of(sys.stdout, os.environ))
     except (KeyError, TypeError) as error:
         words = f"explain: {arguments.admin}: its answer does not match this version; try --json"
         raise StartError(words) from error
@@ -599,14 +600,14 @@ def _report(arguments: argparse.Namespace) -> int:
 
     form = "json" if arguments.json else "html" if arguments.html else "text"
     query = {"format": form, **({"since": arguments.since} if arguments.since else {})}
-    told = fetch("report", arguments.admin, f"/report?{urlencode(query)}")
+    answer = fetch("report", arguments.admin, f"/report?{urlencode(query)}")
     if arguments.html:
         try:
-            Path(arguments.html).write_bytes(told)
+            Path(arguments.html).write_bytes(answer)
         except OSError as error:
             raise StartError(f"report: {arguments.html}: {error.strerror}") from None
         return 0
-    print("\n".join(plain(line) for line in told.decode(errors="replace").split("\n")), end="")
+    print("\n".join(plain(line) for line in answer.decode(errors="replace").split("\n")), end="")
     return 0
 
 

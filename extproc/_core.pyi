@@ -5,7 +5,7 @@ from typing import Any, Self, overload
 from extproc.config.schema import Cost
 from extproc.http2.call_events import CallEvent
 from extproc.http2.messages import LongMessage
-from extproc.http2.reading import Reading
+from extproc.http2.method_decoder import MethodDecoder
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.claims.claim_table import (
     Claim,
@@ -66,7 +66,7 @@ class Session:
         limits: tuple[int, ...],
         max_message_bytes: int,
         budget: Budget,
-        reading: Reading | None,
+        reading: MethodDecoder | None,
         /,
     ) -> Self: ...
     @property

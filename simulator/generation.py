@@ -13,9 +13,9 @@ from aiohttp import web
 from simulator import requests
 from simulator.answers import AnswerForm, Choice, UsageCounts
 from simulator.anthropic_messages import MessageForm, MessagesRequest
+from simulator.block_transfer import TransferSide
 from simulator.completions import CompletionForm
 from simulator.engine import Job, SimulatedEngine, Step
-from simulator.handover import Half
 from simulator.hashing import CacheNamespace, PlacedItem
 from simulator.openai_responses import ResponseForm, ResponsesRequest
 from simulator.requests import ChatRequest, Completion, Generation
@@ -181,30 +181,30 @@ class Generator:
         form: AnswerForm,
     ) -> web.StreamResponse:
         engine = self._engine_for(request)
-        dialect = self._settings.speaks
+        dialect = self._settings.event_dialect
         # Several answers to one prompt share its tokens.
         usage = UsageCounts(
             prompt_tokens=sum(len(job.prompt) for job in jobs if not job.choice),
             names_no_hits=dialect.names_no_hits,
         )
-        half = self._worker.handover.half_of(body)
-        if half is not None:
-            jobs = [_halved(job, half) for job in jobs]
-        elif source := self._worker.handover.source_of(body):
+        side = self._worker.transfer.side_of(body)
+        if side is not None:
+            jobs = [_halved(job, side) for job in jobs]
+        elif source := self._worker.transfer.source_of(body):
             jobs = [await self._pulled(job, source, engine) for job in jobs]
         run = _Run(engine, jobs, usage, dialect.habits.reports_last_answer)
-        if half is None:
+        if side is None:
             return await self._send(request, body, run, form)
         missing = sum(
             len(job.prompt) - engine.cache.held_tokens(job.prompt, job.namespace) for job in jobs
         )
-        async with self._worker.handover.taking_part(half, missing):
+        async with self._worker.transfer.taking_part(side, missing):
             return await self._send(request, body, run, form)
 
     async def _pulled(self, job: Job, source: str, engine: SimulatedEngine) -> Job:
         """Returns the job after fetching the blocks that another worker holds beyond this one's."""
         held = engine.cache.held_tokens(job.prompt, job.namespace)
-        tokens = await self._worker.handover.pull(source, job.prompt, job.namespace, held)
+        tokens = await self._worker.transfer.pull(source, job.prompt, job.namespace, held)
         return replace(job, received_tokens=tokens)
 
     async def _send(
@@ -255,8 +255,8 @@ class Generator:
         return response
 
 
-def _halved(job: Job, half: Half) -> Job:
+def _halved(job: Job, side: TransferSide) -> Job:
     """Returns this worker's part of a job that is split between two workers."""
-    if half.place:
+    if side.place:
         return replace(job, received_tokens=len(job.prompt))
     return replace(job, output_tokens=1)

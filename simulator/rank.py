@@ -161,7 +161,7 @@ class Rank:
             end_of_turn=end_of_turn,
             max_running=settings.max_running_requests,
             publish=self._publish,
-            publishes_idle=settings.speaks.habits.publishes_idle,
+            publishes_idle=settings.event_dialect.habits.publishes_idle,
         )
         self.load = self._open_load()
 
@@ -201,7 +201,7 @@ class Rank:
         options = PublisherOptions(
             endpoint=rank_endpoint(settings.events_endpoint, self.number),
             replay_endpoint=replay and rank_endpoint(replay, self.number),
-            dialect=settings.speaks,
+            dialect=settings.event_dialect,
             topic=settings.topic,
             buffer_batches=settings.buffer_batches,
             rank=self.number,
@@ -225,7 +225,7 @@ class Rank:
 
     def _new_drain(self) -> EventDrain | None:
         settings = self._settings
-        if settings.speaks.engine != "trtllm":
+        if settings.event_dialect.engine != "trtllm":
             return None
         levels = (settings.blocks, settings.host_blocks)
         return EventDrain(
@@ -241,8 +241,8 @@ class Rank:
             Shape(
                 blocks=settings.blocks,
                 block_size=settings.block_size_tokens,
-                hashing=_hashing(settings.speaks, bigrams=settings.bigrams),
-                habits=settings.speaks.habits,
+                hashing=_hashing(settings.event_dialect, bigrams=settings.bigrams),
+                habits=settings.event_dialect.habits,
                 host_blocks=settings.host_blocks,
                 placeholders=settings.placeholders,
             )

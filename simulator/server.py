@@ -23,9 +23,9 @@ from prometheus_client.registry import Collector
 
 from simulator import requests, responses
 from simulator.anthropic_messages import MessagesRequest
+from simulator.block_transfer import BlockTransfer
 from simulator.dialects import EngineName
 from simulator.generation import Generator
-from simulator.handover import BlockHandover
 from simulator.openai_responses import ResponsesRequest
 from simulator.publisher import HIGH_WATER_MARK_BATCHES, LOAD_TOPIC, Publisher
 from simulator.rank import Rank
@@ -69,12 +69,12 @@ async def running(settings: Settings) -> AsyncIterator[SimulatedWorker]:
             settings=settings,
             ranks=ranks,
             faults=Faults(ranks),
-            handover=BlockHandover(settings, ranks),
+            transfer=BlockTransfer(settings, ranks),
         )
-        stack.push_async_callback(worker.handover.close)
+        stack.push_async_callback(worker.transfer.close)
         if settings.transfer_listen is not None:
             handing = stack.enter_context(_listen(settings.transfer_listen))
-            await _serve(stack, settings, worker.handover.application(), handing)
+            await _serve(stack, settings, worker.transfer.application(), handing)
         api = Api(tokens, Generator(tokens, writer, worker), worker)
         await _serve(stack, settings, api.application(), listener)
         yield worker
@@ -179,12 +179,12 @@ class Api:
 
     def _route_of_version(self) -> list[web.RouteDef]:
         """Returns the route by which all but SGLang name their release."""
-        if self._settings.speaks.engine == "sglang":
+        if self._settings.event_dialect.engine == "sglang":
             return []
         return [web.get("/version", self._version)]
 
     def _routes_of_dialect(self) -> list[web.RouteDef]:
-        dialect, is_rust = self._settings.speaks, self._settings.rust_front_end
+        dialect, is_rust = self._settings.event_dialect, self._settings.rust_front_end
         if is_rust and dialect.engine == "vllm":
             return [
                 web.get("/kv_event_sources", self._kv_event_sources),
@@ -224,7 +224,7 @@ class Api:
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await decoded(request, Tokenize)
         self._generator.check_model(body.model)
-        if body.messages is not None and self._settings.speaks.engine == "sglang":
+        if body.messages is not None and self._settings.event_dialect.engine == "sglang":
             raise bad_request("a prompt is needed", "prompt")  # like releases without messages
         tokens = await requests.of_tokenize(self._tokens, body)
         limit = self._settings.context_tokens
@@ -241,7 +241,7 @@ class Api:
                 settings.loras,
                 created=self._created,
                 max_model_len=settings.context_tokens,
-                owner=_OWNERS[settings.speaks.engine],
+                owner=_OWNERS[settings.event_dialect.engine],
             )
         )
 

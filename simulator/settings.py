@@ -171,7 +171,7 @@ class Settings:
             raise ValueError("only SGLang has bigrams")
         if self.placeholders and engine != "vllm":
             raise ValueError("only vLLM has placeholders")
-        if self.load_endpoint is not None and not self.speaks.publishes_load:
+        if self.load_endpoint is not None and not self.event_dialect.publishes_load:
             raise ValueError("only SGLang since 0.5.19 publishes its load")
 
     def _check_endpoints(self) -> None:
@@ -187,18 +187,18 @@ class Settings:
         endpoints = [one for one in named if one]
         check_rank_endpoints(endpoints, self.ranks)
         any_port = any(one.endswith(":0") for one in endpoints)
-        if any_port and self.ranks > 1 and self.speaks.engine == "sglang":
+        if any_port and self.ranks > 1 and self.event_dialect.engine == "sglang":
             raise ValueError("SGLang tells one port for all ranks: give it one that is not 0")
 
     @property
-    def speaks(self) -> EventDialect:
+    def event_dialect(self) -> EventDialect:
         """The dialect itself."""
         return DIALECTS[self.dialect]
 
     @property
     def named_version(self) -> str:
         """The release that the worker names."""
-        return self.speaks.version if self.engine_version is None else self.engine_version
+        return self.event_dialect.version if self.engine_version is None else self.engine_version
 
     @property
     def adapters(self) -> dict[str, Adapter]:

@@ -4,8 +4,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from simulator.block_transfer import BlockTransfer
 from simulator.engine import SimulatedEngine
-from simulator.handover import BlockHandover
 from simulator.hashing import CacheNamespace
 from simulator.interference import Corruption, ReplayFault
 from simulator.rank import Rank
@@ -132,7 +132,7 @@ class SimulatedWorker:
     settings: Settings
     ranks: Sequence[Rank]
     faults: Faults
-    handover: BlockHandover
+    transfer: BlockTransfer
     balance: Balance = field(default_factory=Balance)
 
     @property

@@ -31,7 +31,7 @@ from extproc.observing.metrics import Metrics
 from extproc.observing.recorder import Recorder, RecorderCollector
 from extproc.observing.unrecognized import Unrecognized, UnrecognizedCollector
 from extproc.routing.steering import Steering
-from extproc.running.standing import StandingCollector
+from extproc.running.feed_role import FeedRoleCollector
 from extproc.running.state_file import StateCollector
 from extproc.sharing.sharing import SharingCollector
 from tests.documented import PAGES
@@ -122,7 +122,7 @@ def test_metrics_are_all_documented_with_their_type() -> None:
     metrics.registry.register(StateCollector(None))
     metrics.registry.register(FaultCollector(Faults()))
     metrics.registry.register(UnrecognizedCollector(Unrecognized(int, float)))
-    metrics.registry.register(StandingCollector(None))
+    metrics.registry.register(FeedRoleCollector(None))
     metrics.registry.register(VerifiedCollector(dict))
     metrics.registry.register(StoreCollector(list))
     recorder = Recorder(Config().recorder, "trace.jsonl", bytes(32))

@@ -169,7 +169,9 @@ PROMISES = {
     "can neither forge nor change a message": (
         "extproc/sharing/test_messages.py::test_decoded_refuses_a_message_changed_anywhere"
     ),
-    "A message counts once": "extproc/sharing/test_picture.py::test_repeated_message_counts_once",
+    "A message counts once": (
+        "extproc/sharing/test_other_routers.py::test_repeated_message_counts_once"
+    ),
     "a recording counts for nothing": (
         "extproc/sharing/test_liars.py::test_recording_of_an_ended_router_is_ignored"
     ),
@@ -180,7 +182,7 @@ PROMISES = {
         "extproc/sharing/test_sharing.py::test_messages_with_the_own_tag_count_against_the_budget"
     ),
     "They cannot name a worker": (
-        "extproc/sharing/test_picture.py::test_news_of_unknown_workers_change_nothing"
+        "extproc/sharing/test_other_routers.py::test_news_of_unknown_workers_change_nothing"
     ),
     "cannot be silenced in its name": (
         "extproc/sharing/test_liars.py::test_liar_under_the_name_of_a_router_silences_no_router"

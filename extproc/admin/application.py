@@ -13,8 +13,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from extproc.admin.history import STEP_SECONDS
-from extproc.admin.hosts import Hosts, host_in
-from extproc.admin.observed import Observed
+from extproc.admin.hosts import AllowedHosts, host_in
+from extproc.admin.observations import Observations
 from extproc.admin.routes import (
     USUAL,
     StreamLimits,
@@ -38,7 +38,7 @@ log = logging.getLogger("kvsteer.admin")
 def admin_application(
     router: Router,
     workers: Workers,
-    observed: Observed,
+    observations: Observations,
     max_body_bytes: int,
     hosts: Iterable[str],
     policy_header: str | None = None,
@@ -54,13 +54,13 @@ def admin_application(
     # /explain wraps the body in an envelope, which may escape every character of it
     application = web.Application(
         client_max_size=2 * max_body_bytes,
-        middlewares=[errors_as_json(), same_host_only(Hosts(hosts))],
+        middlewares=[errors_as_json(), same_host_only(AllowedHosts(hosts))],
     )
     application.add_routes(page_routes(workers))
     policy = policy_header and policy_header.lower()
     application.add_routes(fleet_routes(router, workers, policy, session_headers))
-    application.add_routes(decision_routes(observed, workers, streams))
-    application.add_routes(map_routes(observed, workers))
+    application.add_routes(decision_routes(observations, workers, streams))
+    application.add_routes(map_routes(observations, workers))
     return application
 
 
@@ -190,7 +190,7 @@ class _Site(web.TCPSite):
 _OWN_SITES = ("same-origin", "none")
 
 
-def same_host_only(hosts: Hosts) -> Middleware:
+def same_host_only(hosts: AllowedHosts) -> Middleware:
     """Returns a middleware that refuses requests for other hosts, and from other sites."""
 
     @web.middleware
@@ -292,7 +292,7 @@ Fill = tuple[str, int, int]
 AT_ONCE = 32
 
 
-class Sampling:
+class FleetSampler:
     """Samples the fleet until it is closed.
 
     fills: yields the workers one by one. clock: returns seconds since the epoch.
@@ -300,12 +300,12 @@ class Sampling:
 
     def __init__(
         self,
-        observed: Observed,
+        observations: Observations,
         fills: Callable[[], Iterator[Fill]],
         clock: Callable[[], float],
         step_seconds: float = STEP_SECONDS,
     ) -> None:
-        self._observed = observed
+        self._observations = observations
         self._fills = fills
         self._clock = clock
         self._step_seconds = step_seconds
@@ -317,7 +317,7 @@ class Sampling:
 
     async def close(self) -> None:
         """Stops sampling, and ends the streams of readers."""
-        self._observed.is_closed = True
+        self._observations.is_closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -336,4 +336,4 @@ class Sampling:
             found[name] = in_flight, blocks
             if len(found) % AT_ONCE == 0:
                 await asyncio.sleep(0)
-        self._observed.sample(self._clock(), found)
+        self._observations.sample(self._clock(), found)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from extproc.base.address import is_loopback
 
 
-class Hosts:
+class AllowedHosts:
     """The hosts that are served: loopback, the configured ones, and the connection's own address.
 
     names: hosts without brackets and ports, in any case.

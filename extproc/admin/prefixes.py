@@ -28,7 +28,7 @@ LEADING_TOKENS = 16_384
 LEAST_TOKENS = 16
 
 
-class Prompts:
+class RecentPrompts:
     """The beginnings of the last prompts; they are compared and looked up, but never shown."""
 
     def __init__(self, prompts: int = MAX_PROMPTS, tokens: int = MAX_TOKENS) -> None:

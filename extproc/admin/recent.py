@@ -40,7 +40,7 @@ class RecentDecision:
         return trace_id_of(self.head.traceparent)
 
 
-class Recent:
+class RecentDecisions:
     """A ring of decisions, bounded by their number and by the candidates that they hold."""
 
     def __init__(self, decisions: int = MAX_DECISIONS, candidates: int = MAX_CANDIDATES) -> None:

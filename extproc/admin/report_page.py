@@ -23,27 +23,27 @@ HEADS = ("", "steered", "not steered", "difference")
 _NOTHING = "-"
 
 
-def as_text(told: Mapping[str, Any]) -> str:
+def as_text(report: Mapping[str, Any]) -> str:
     """Returns the report for a terminal."""
-    lines = [f"Report of {_time(told['at'])}", told["headline"]]
-    lines += [f"Note: {note}" for note in told["notes"]]
-    for window in _different(told):
+    lines = [f"Report of {_time(report['at'])}", report["headline"]]
+    lines += [f"Note: {note}" for note in report["notes"]]
+    for window in _different(report):
         lines += ["", f"{window['name'].capitalize()} ({window_text(window)})", window["headline"]]
         lines += [f"Warning: {warning}." for warning in window["warnings"]]
         if _has_requests(window):
             lines += ["", *_aligned([HEADS, *table(window)])]
         if window["classes"]:
             lines += ["", *_aligned([CLASS_HEADS, *map(_class_line, window["classes"])])]
-    return "\n".join([*lines, "", *how_made(told), ""])
+    return "\n".join([*lines, "", *how_made(report), ""])
 
 
-def _different(told: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _different(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Returns the windows without those that have the same requests as a shorter one."""
-    return [window for window in told["windows"] if window["same_as"] is None]
+    return [window for window in report["windows"] if window["same_as"] is None]
 
 
-def _missing_windows(told: Mapping[str, Any]) -> list[str]:
-    same = [one for one in told["windows"] if one["same_as"] is not None]
+def _missing_windows(report: Mapping[str, Any]) -> list[str]:
+    same = [one for one in report["windows"] if one["same_as"] is not None]
     if not same:
         return []
     names = [one["name"] for one in same]
@@ -52,20 +52,20 @@ def _missing_windows(told: Mapping[str, Any]) -> list[str]:
     return [f"{listed.capitalize()} {has} no more requests than {same[-1]['same_as']}."]
 
 
-def how_made(told: Mapping[str, Any]) -> list[str]:
+def how_made(report: Mapping[str, Any]) -> list[str]:
     """Returns sentences on how to read the figures."""
     needed = ", ".join(f"{needed_for(share):,} for {name}" for name, share in QUANTILES.items())
     intervals = (
         f"In brackets: 95 % intervals. They need requests in {BLOCKS} minutes, in long windows in"
         f" {BLOCKS} hours or days, and {LEAST_REQUESTS} of a side, for times to the first byte"
         f" {needed}. If requests of one minute are like those of the minutes before, the first"
-        f" intervals are too narrow. Times are right to {told['resolution_percent']:g} %."
+        f" intervals are too narrow. Times are right to {report['resolution_percent']:g} %."
     )
     answered = (
         "Shares and times are those of requests that were answered with a status below 400. Cached"
         " tokens are those that engines report, and else those that the worker certainly held."
     )
-    return [*_missing_windows(told), intervals, answered]
+    return [*_missing_windows(report), intervals, answered]
 
 
 def _has_requests(window: Mapping[str, Any]) -> bool:
@@ -151,22 +151,28 @@ def _class_line(one: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _estimate(told: Mapping[str, Any] | None, shown: Callable[[float], str], unit: str = "") -> str:
-    if told is None:
+def _estimate(
+    estimate: Mapping[str, Any] | None, shown: Callable[[float], str], unit: str = ""
+) -> str:
+    if estimate is None:
         return _NOTHING
-    value, low, high = told["value"], told["low"], told["high"]
+    value, low, high = estimate["value"], estimate["low"], estimate["high"]
     if low is None or high is None:
         return f"{shown(value)}{unit} (no interval yet)"
     return f"{shown(value)}{unit} ({shown(low)} to {shown(high)})"
 
 
 def _difference(
-    told: Mapping[str, Any] | None, shown: Callable[[float], str], unit: str = ""
+    estimate: Mapping[str, Any] | None, shown: Callable[[float], str], unit: str = ""
 ) -> str:
     """Returns a difference; if it may be 0, only that none is seen."""
-    if told is not None and told["low"] is not None and told["low"] <= 0 <= told["high"]:
-        return f"none seen ({shown(told['low'])} to {shown(told['high'])}{unit})"
-    return _estimate(told, shown, unit)
+    if (
+        estimate is not None
+        and estimate["low"] is not None
+        and estimate["low"] <= 0 <= estimate["high"]
+    ):
+        return f"none seen ({shown(estimate['low'])} to {shown(estimate['high'])}{unit})"
+    return _estimate(estimate, shown, unit)
 
 
 def _points(gain: float) -> str:
@@ -270,17 +276,17 @@ CONTENT_SECURITY_POLICY = (
 )
 
 
-def as_html(told: Mapping[str, Any]) -> str:
+def as_html(report: Mapping[str, Any]) -> str:
     """Returns the report as a page in one file."""
-    notes = "".join(f'<p class="warning">{escape(note)}</p>' for note in told["notes"])
-    made = "".join(f"<p>{escape(line)}</p>" for line in how_made(told))
-    sections = "".join(map(_section, _different(told)))
+    notes = "".join(f'<p class="warning">{escape(note)}</p>' for note in report["notes"])
+    made = "".join(f"<p>{escape(line)}</p>" for line in how_made(report))
+    sections = "".join(map(_section, _different(report)))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>KVSteer report</title><style>{STYLE}</style></head><body>\n"
-        f"<header><h1>KVSteer report</h1><p class=quiet>{_time(told['at'])}</p></header><main>"
-        f'<p class="verdict">{escape(told["headline"])}</p>{notes}'
+        f"<header><h1>KVSteer report</h1><p class=quiet>{_time(report['at'])}</p></header><main>"
+        f'<p class="verdict">{escape(report["headline"])}</p>{notes}'
         '<p class="quiet"><span class="key"></span> steered requests &nbsp; '
         '<span class="key dashed"></span> those left to Envoy&rsquo;s own choice</p>\n'
         f'{sections}<section class="quiet"><h2>How to read it</h2>{made}</section>'
@@ -290,10 +296,10 @@ def as_html(told: Mapping[str, Any]) -> str:
 
 def _section(window: Mapping[str, Any]) -> str:
     name, warnings = escape(window["name"].capitalize()), window["warnings"]
-    told = "".join(f'<p class="warning">{escape(one)}.</p>' for one in warnings)
+    notes = "".join(f'<p class="warning">{escape(one)}.</p>' for one in warnings)
     head = (
         f'<section><h2>{name}</h2><p class="quiet">{escape(window_text(window))}</p>'
-        f'<p class="verdict">{escape(window["headline"])}</p>{told}'
+        f'<p class="verdict">{escape(window["headline"])}</p>{notes}'
     )
     classes = _class_table(window["classes"])
     if not _has_requests(window):

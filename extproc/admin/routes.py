@@ -17,7 +17,7 @@ from aiohttp import web
 
 from extproc.admin import documents
 from extproc.admin.history import FLEET, STEP_SECONDS
-from extproc.admin.observed import Observed
+from extproc.admin.observations import Observations
 from extproc.admin.prefixes import prefixes, spread
 from extproc.admin.recent import RecentDecision, summary, with_ids
 from extproc.base.errors import RequestError
@@ -296,10 +296,10 @@ DECISIONS_AT_ONCE = 64
 
 
 def decision_routes(
-    observed: Observed, workers: Workers, limits: StreamLimits = USUAL
+    observations: Observations, workers: Workers, limits: StreamLimits = USUAL
 ) -> list[web.RouteDef]:
     """Returns GET /decisions and GET /decisions/ID."""
-    readers = _Readers(observed, limits)
+    readers = _Readers(observations, limits)
 
     async def get_decisions(request: web.Request) -> web.StreamResponse:
         since = request.headers.get("Last-Event-ID") or request.query.get("since", "0")
@@ -307,11 +307,11 @@ def decision_routes(
         if "text/event-stream" in request.headers.get("Accept", ""):
             return await readers.serve(request, number)
         ids = [request.query.get(name, "") for name in ("request_id", "trace_id")]
-        found = with_ids(observed.recent.newest_after(number), *ids)
-        return answered(await _listed(observed, found))
+        found = with_ids(observations.recent.newest_after(number), *ids)
+        return answered(await _listed(observations, found))
 
     async def get_decision(request: web.Request) -> web.Response:
-        kept = observed.recent.find(number_of(request.match_info["number"], "the decision"))
+        kept = observations.recent.find(number_of(request.match_info["number"], "the decision"))
         if kept is None:
             raise web.HTTPNotFound(
                 text=json.dumps({"error": "this decision is no longer kept"}),
@@ -329,8 +329,8 @@ def decision_routes(
 class _Readers:
     """The readers of the stream of decisions (Server-Sent Events, HTML Living Standard 9.2)."""
 
-    def __init__(self, observed: Observed, limits: StreamLimits) -> None:
-        self._observed = observed
+    def __init__(self, observations: Observations, limits: StreamLimits) -> None:
+        self._observations = observations
         self._limits = limits
         self._count = 0
 
@@ -354,15 +354,15 @@ class _Readers:
         return response
 
     async def _send(self, request: web.Request, response: web.StreamResponse, last: int) -> None:
-        recent, loop = self._observed.recent, asyncio.get_running_loop()
+        recent, loop = self._observations.recent, asyncio.get_running_loop()
         sent_at = loop.time()
         await self._write(response, "retry: 2000\n\n")
-        while not self._observed.is_closed and request.transport is not None:
+        while not self._observations.is_closed and request.transport is not None:
             if recent.last != last:
                 news = recent.newest_after(last, self._limits.news)
                 last, sent_at = recent.last, loop.time()
-                told = msgspec.json.encode(await _listed(self._observed, news)).decode()
-                await self._write(response, f"id: {last}\ndata: {told}\n\n")
+                encoded = msgspec.json.encode(await _listed(self._observations, news)).decode()
+                await self._write(response, f"id: {last}\ndata: {encoded}\n\n")
             elif loop.time() - sent_at > self._limits.alive_seconds:
                 sent_at = loop.time()
                 await self._write(response, ": nothing new\n\n")
@@ -373,13 +373,13 @@ class _Readers:
             await response.write(text.encode())
 
 
-async def _listed(observed: Observed, found: list[RecentDecision]) -> dict[str, Any]:
-    last, told = observed.recent.last, []
+async def _listed(observations: Observations, found: list[RecentDecision]) -> dict[str, Any]:
+    last, listed = observations.recent.last, []
     for kept in found:
-        told.append(summary(kept))
-        if len(told) % DECISIONS_AT_ONCE == 0:
+        listed.append(summary(kept))
+        if len(listed) % DECISIONS_AT_ONCE == 0:
             await asyncio.sleep(0)
-    return {"last": last, "decisions": told}
+    return {"last": last, "decisions": listed}
 
 
 MAX_PREFIXES = 24
@@ -387,32 +387,32 @@ MAX_HOLDERS = 32
 MAX_HISTORIES = 100
 
 
-def map_routes(observed: Observed, workers: Workers) -> list[web.RouteDef]:
+def map_routes(observations: Observations, workers: Workers) -> list[web.RouteDef]:
     """Returns GET /prefixes and GET /history."""
     secret = secrets.randbits(64)
 
     async def get_prefixes(_: web.Request) -> web.Response:
-        prompts = observed.prompts.all()
+        prompts = observations.prompts.all()
         found = await asyncio.to_thread(prefixes, prompts, secret, MAX_PREFIXES)
-        told = []
+        shown = []
         for prefix in found:
-            told.append(spread(prefix, workers.candidates.overlaps(prefix.prompt), MAX_HOLDERS))
+            shown.append(spread(prefix, workers.candidates.overlaps(prefix.prompt), MAX_HOLDERS))
             await asyncio.sleep(0)  # each reads the index, on the event loop that picks
-        return answered({"prompts": len(prompts), "prefixes": told})
+        return answered({"prompts": len(prompts), "prefixes": shown})
 
     async def get_history(request: web.Request) -> web.Response:
-        history = observed.history
+        history = observations.history
         asked, kept = request.query.getall("worker", []), history.names()
         # one of several workers may have been removed since they were listed
         if asked and not {*workers.records, *kept}.intersection(asked):
             raise no_such_worker()
         names = asked or kept
-        told = {}
+        shown = {}
         for name in names[:MAX_HISTORIES]:
-            told[name] = msgspec.Raw(msgspec.json.encode(history.series(name)))
+            shown[name] = msgspec.Raw(msgspec.json.encode(history.series(name)))
             await asyncio.sleep(0)  # as above: a hundred of them take milliseconds
         fleet, at = history.series(FLEET), history.times()
-        return answered({"step_seconds": STEP_SECONDS, "at": at, "fleet": fleet, "workers": told})
+        return answered({"step_seconds": STEP_SECONDS, "at": at, "fleet": fleet, "workers": shown})
 
     return [web.get("/prefixes", get_prefixes), web.get("/history", get_history)]
 
@@ -471,14 +471,14 @@ def steering_routes(
     return [web.get("/steering", get_steering), web.post("/steering", post_steering)]
 
 
-class Shared(Protocol):
+class SharingStatus(Protocol):
     """The sharing with other routers."""
 
     def status(self) -> dict[str, Any]:
         """Returns its status, as GET /routers shows it."""
 
 
-def sharing_routes(sharing: Shared | None) -> list[web.RouteDef]:
+def sharing_routes(sharing: SharingStatus | None) -> list[web.RouteDef]:
     """Returns GET /routers, which is null if nothing is shared."""
 
     async def get_routers(_: web.Request) -> web.Response:
@@ -515,9 +515,9 @@ async def json_of(request: web.Request) -> object:
         raise bad_request("the body is not JSON") from None
 
 
-def answered(told: object) -> web.Response:
+def answered(value: object) -> web.Response:
     """Returns 200 with a JSON body; uses the fastest encoder, as picks wait meanwhile."""
-    return web.Response(body=msgspec.json.encode(told), content_type="application/json")
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
 async def listed(entries: Iterable[object]) -> msgspec.Raw:

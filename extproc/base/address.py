@@ -159,7 +159,7 @@ ENGINE_PORT = 6379
 DIRECTORY_PREFIX = "directory:"
 
 
-class Meeting(NamedTuple):
+class Rendezvous(NamedTuple):
     """Where routers that share meet: a Valkey server at an address or socket, or a directory."""
 
     engine: Address | None = None
@@ -171,17 +171,17 @@ class Meeting(NamedTuple):
         return str(self.engine or self.socket or self.directory)
 
 
-def parse_meeting(text: str) -> Meeting:
+def parse_rendezvous(text: str) -> Rendezvous:
     """Parses valkey://host:port and the like, unix:///path, or directory:/path.
 
     Raises:
         ValueError: with what is wrong, in words.
     """
     if text.startswith(DIRECTORY_PREFIX):
-        return Meeting(directory=_absolute(text, text.removeprefix(DIRECTORY_PREFIX)))
+        return Rendezvous(directory=_absolute(text, text.removeprefix(DIRECTORY_PREFIX)))
     scheme, _, rest = text.partition("://")
     if scheme == "unix":
-        return Meeting(socket=_absolute(text, rest))
+        return Rendezvous(socket=_absolute(text, rest))
     if scheme not in ENGINE_SCHEMES:
         raise ValueError(
             "must be valkey://host:port, valkeys://, redis://, rediss://, unix:///path, or"
@@ -194,7 +194,7 @@ def parse_meeting(text: str) -> Meeting:
         raise ValueError(f"names a database, but messages belong to none: {text!r}")
     has_port = place.rpartition(":")[2].isdigit() and not place.endswith("]")
     found = parse(place if has_port else f"{place}:{ENGINE_PORT}")
-    return Meeting(found, ENGINE_SCHEMES[scheme])
+    return Rendezvous(found, ENGINE_SCHEMES[scheme])
 
 
 def _absolute(text: str, path: str) -> str:

@@ -15,12 +15,12 @@ NOTE = "note: "
 class Kind(NamedTuple):
     """A kind of fault.
 
-    fix: what to do about it. is_told: whether the part that finds it logs it itself, in more
+    fix: what to do about it. is_logged: whether the part that finds it logs it itself, in more
     detail. alert: the alert that fires.
     """
 
     fix: str
-    is_told: bool = False
+    is_logged: bool = False
     alert: str = "KvsteerFault"
 
 
@@ -42,7 +42,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "discovery-fault": Kind(
         "correct the source, or its network access and permissions",
-        is_told=True,
+        is_logged=True,
         alert="KvsteerDiscoveryFault",
     ),
     "envoy-fails-open": Kind(
@@ -65,7 +65,7 @@ KINDS: Mapping[str, Kind] = {
     "feed-unsequenced": Kind(
         "have the publisher, or what relays it, send [topic, 8 bytes of a number, batch] as vLLM"
         " does; `events.zmq` may name another server's port",
-        is_told=True,
+        is_logged=True,
     ),
     "model-unknown": Kind(
         "name the model in `models[].name` or `aliases`, an adapter in `models[].lora`"
@@ -81,7 +81,7 @@ KINDS: Mapping[str, Kind] = {
     "not-delivered": Kind(
         "see that Envoy's cluster holds the workers, and that the route leads to it; `kvsteer"
         " doctor` looks",
-        is_told=True,
+        is_logged=True,
         alert="KvsteerNotDelivered",
     ),
     "paths-unrecognized": Kind(
@@ -100,7 +100,7 @@ KINDS: Mapping[str, Kind] = {
         " that share nothing"
     ),
     "sharing-alone": Kind(
-        "see that the Valkey at `sharing.url` answers", is_told=True, alert="KvsteerSharingAlone"
+        "see that the Valkey at `sharing.url` answers", is_logged=True, alert="KvsteerSharingAlone"
     ),
     "tls-ends": Kind(
         "renew the certificate: new files are loaded without a restart",
@@ -108,29 +108,29 @@ KINDS: Mapping[str, Kind] = {
     ),
     "tls-files": Kind(
         "correct the files of `extproc.tls`: they are loaded as soon as they are right",
-        is_told=True,
+        is_logged=True,
         alert="KvsteerTlsFault",
     ),
     "tokens-differ": Kind(
         "point `models[].tokenizer` and `models[].chat_template` to the files that the engine was"
         " started with; GET /models shows the first difference",
-        is_told=True,
+        is_logged=True,
         alert="KvsteerTokensDiffer",
     ),
     "tokens-unproved": Kind(
         "see that a worker answers golden requests; GET /models says why none was compared",
-        is_told=True,
+        is_logged=True,
         alert="KvsteerTokensDoubted",
     ),
     "worker-asleep": Kind(
         "wake it with `POST /wake_up`, or leave it out of the fleet while it sleeps"
     ),
     "worker-down": Kind(
-        "start the engine, or see why it does not answer", is_told=True, alert="KvsteerWorkerDown"
+        "start the engine, or see why it does not answer", is_logged=True, alert="KvsteerWorkerDown"
     ),
     "worker-several-addresses": Kind(
         "use `discovery.dns`, which makes a worker of each address, or name one address",
-        is_told=True,
+        is_logged=True,
     ),
 }
 

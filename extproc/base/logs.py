@@ -18,6 +18,33 @@ def tell_fault(log: logging.Logger, what: str, error: Exception) -> None:
     log.error("%s\n%s", what % kind, frames)
 
 
+class NeverFailsTheRequest:
+    """A context for what a request does not depend on: its errors are logged, and end there.
+
+    Watching, counting and showing are no reason to lose a request, whatever goes wrong in them, so
+    this is the one place that catches every `Exception` for that reason. It keeps nothing, so one
+    object serves all requests. Where a request gets another answer after an error, as with a
+    decision by load alone, the caller catches the error itself.
+
+    log, what: as for `tell_fault`.
+    """
+
+    __slots__ = ("_log", "_what")
+
+    def __init__(self, log: logging.Logger, what: str) -> None:
+        self._log = log
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        tell_fault(self._log, self._what, error)
+        return True
+
+
 class _JsonFormatter(logging.Formatter):
     def __init__(self, process: int | None) -> None:
         super().__init__()
@@ -65,7 +92,7 @@ _WINDOW_SECONDS = 60.0
 MAX_KINDS = 4096
 
 
-class _Lines:
+class _LineCount:
     """The number of lines of one kind since a moment."""
 
     def __init__(self, since: float) -> None:
@@ -73,7 +100,7 @@ class _Lines:
         self.count = 0
 
 
-class LessOften(logging.Filter):
+class RateLimitFilter(logging.Filter):
     """Drops records that are too frequent, of loggers that outsiders can have write.
 
     A peer that breaks the protocol, a broken publisher, or a router that knows the secret and
@@ -85,20 +112,20 @@ class LessOften(logging.Filter):
     def __init__(self, max_kinds: int = MAX_KINDS) -> None:
         super().__init__()
         self._max_kinds = max_kinds
-        self.kinds: OrderedDict[object, _Lines] = OrderedDict()
+        self.kinds: OrderedDict[object, _LineCount] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Tells whether to write a record."""
-        told = LIMITED.get(record.name)
-        if told is None or record.levelno < logging.INFO:
+        shown_arguments = LIMITED.get(record.name)
+        if shown_arguments is None or record.levelno < logging.INFO:
             return True
         args = record.args if isinstance(record.args, tuple) else ()
-        kind = (record.msg, *map(str, args[:told]))
+        kind = (record.msg, *map(str, args[:shown_arguments]))
         lines = self.kinds.get(kind)
         left_out = 0
         if lines is None or record.created - lines.since >= _WINDOW_SECONDS:
             left_out = max(0, lines.count - MAX_LINES) if lines else 0
-            lines = self.kinds[kind] = _Lines(record.created)
+            lines = self.kinds[kind] = _LineCount(record.created)
             self.kinds.move_to_end(kind)
         if len(self.kinds) > self._max_kinds:
             self.kinds.popitem(last=False)
@@ -116,7 +143,7 @@ def configure(level: str, style: str, process: int | None = None) -> None:
     """
     ours = logging.getLogger("kvsteer")
     ours.handlers = [_handler(style, process)]
-    ours.handlers[0].addFilter(LessOften())
+    ours.handlers[0].addFilter(RateLimitFilter())
     ours.setLevel(level.upper())
     # for loggers that have no handler: those of libraries, as OpenTelemetry's
     logging.lastResort = _handler(style, process)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
 
-class Parent(NamedTuple):
+class ParentSpan(NamedTuple):
     """The span that a request comes from.
 
     is_sampled: whether its sender may have recorded it.
@@ -19,7 +19,7 @@ class Parent(NamedTuple):
     is_sampled: bool
 
 
-def parse(text: str) -> Parent | None:
+def parse(text: str) -> ParentSpan | None:
     """Returns the span that a header names; None if the header is missing or invalid (4.3)."""
     found = _FORM.fullmatch(text)
     if found is None:
@@ -29,7 +29,7 @@ def parse(text: str) -> Parent | None:
     is_known_form = version != "ff" and (version != "00" or rest is None)
     if not (is_known_form and trace_id and span_id):
         return None
-    return Parent(trace_id, span_id, bool(int(flags, 16) & 1))
+    return ParentSpan(trace_id, span_id, bool(int(flags, 16) & 1))
 
 
 def trace_id_of(text: str) -> str:

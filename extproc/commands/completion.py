@@ -48,11 +48,11 @@ def _visible_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Actio
 
 
 def _option(action: argparse.Action) -> Option:
-    told = (action.help or "").replace("%%", "%")
+    help_text = (action.help or "").replace("%%", "%")
     metavar = action.metavar or ""
     return Option(
         names=tuple(action.option_strings),
-        help=_line(told),
+        help=_line(help_text),
         takes_value=action.nargs != 0,
         is_file=isinstance(metavar, str) and metavar in _FILES,
         choices=tuple(map(str, action.choices or ())),
@@ -118,7 +118,8 @@ def _bash_case(name: str, options: Sequence[Option]) -> str:
 
 def _zsh(commands: Commands) -> str:
     described = "\n".join(
-        f"        {shlex.quote(f'{name}:{_colons(told)}')}" for name, (told, _) in commands.items()
+        f"        {shlex.quote(f'{name}:{_colons(help_text)}')}"
+        for name, (help_text, _) in commands.items()
     )
     cases = "\n".join(
         f"    {name}) _arguments {' '.join(spec for one in options for spec in _zsh_specs(one))} ;;"
@@ -155,9 +156,9 @@ def _zsh_specs(one: Option) -> Iterator[str]:
         value = ":file:_files" if one.is_file else ":value: " if one.takes_value else ""
     if not one.names:
         yield shlex.quote(f"*{value}")
-    told = _colons(one.help).replace("[", r"\[").replace("]", r"\]")
+    help_text = _colons(one.help).replace("[", r"\[").replace("]", r"\]")
     for name in one.names:
-        yield shlex.quote(f"{name}[{told}]{value}")
+        yield shlex.quote(f"{name}[{help_text}]{value}")
 
 
 def _colons(text: str) -> str:
@@ -171,8 +172,10 @@ def _fish(commands: Commands) -> str:
         "complete -c kvsteer -n __fish_use_subcommand -l help -d 'show help'",
         "complete -c kvsteer -n __fish_use_subcommand -l version -d 'show version and core'",
     ]
-    for name, (told, options) in commands.items():
-        lines.append(f"complete -c kvsteer -n __fish_use_subcommand -a {name} -d {_fished(told)}")
+    for name, (help_text, options) in commands.items():
+        lines.append(
+            f"complete -c kvsteer -n __fish_use_subcommand -a {name} -d {_fished(help_text)}"
+        )
         of_it = f"complete -c kvsteer -n '__fish_seen_subcommand_from {name}'"
         lines += [f"{of_it}{_part(one)}" for one in options]
     return "".join(f"{line}\n" for line in lines)

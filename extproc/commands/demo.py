@@ -412,8 +412,8 @@ async def _await_ports(part: DemoProcess, pause_seconds: float) -> None:
         if not is_said:
             holder = holder_of(held[0])
             ends = f"; `kill {holder.pid}` ends it" if holder else ""
-            told = f"{holder or 'another process'} listens on 127.0.0.1:{held[0]}{ends}"
-            print(f"  {part.name} waits, since {told}", flush=True)
+            reason = f"{holder or 'another process'} listens on 127.0.0.1:{held[0]}{ends}"
+            print(f"  {part.name} waits, since {reason}", flush=True)
             is_said = True
         await asyncio.sleep(pause_seconds)
 

@@ -27,9 +27,9 @@ def _certificates(config: Config) -> Iterator[str]:
 def _secrets_of_sharing(config: Config) -> Iterator[str]:
     sharing = config.sharing
     if sharing is not None:
-        from extproc.sharing.sharing import telling_of
+        from extproc.sharing.sharing import reporter_of
 
-        yield from _fault_of(lambda: telling_of(sharing))
+        yield from _fault_of(lambda: reporter_of(sharing))
 
 
 def _secret_of_tenants(config: Config) -> Iterator[str]:

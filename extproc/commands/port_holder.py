@@ -13,7 +13,7 @@ _LOCAL, _STATE, _SOCKET = 1, 3, 9
 _SHOWN = 80
 
 
-class Holder(NamedTuple):
+class PortHolder(NamedTuple):
     """A process, with the beginning of its command line."""
 
     pid: int
@@ -23,7 +23,7 @@ class Holder(NamedTuple):
         return f"process {self.pid} ({self.command})"
 
 
-def holder_of(port: int) -> Holder | None:
+def holder_of(port: int) -> PortHolder | None:
     """Returns the process that listens on a port; None if there is none, or it is not to be seen.
 
     The processes of other users are not to be seen, except by root; nor is any without /proc.
@@ -32,7 +32,7 @@ def holder_of(port: int) -> Holder | None:
     for process in _PROC.glob("[0-9]*") if wanted else ():
         with contextlib.suppress(OSError):  # it has ended, or is somebody else's
             if any(str(file.readlink()) in wanted for file in (process / "fd").iterdir()):
-                return Holder(int(process.name), _command_of(process))
+                return PortHolder(int(process.name), _command_of(process))
     return None
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from extproc.commands.look import PLAIN, Look, Tone, width
+from extproc.commands.layout import PLAIN, Layout, Tone, width
 
 Row = Sequence[str]
 
@@ -33,12 +33,12 @@ MAX_CANDIDATES = 20
 _HEADS = ("WORKER", "FEED", "HOLDS", "COMPUTE", "QUEUED", "RUNNING", "COST", "NOTES")
 
 
-def explained(told: Mapping[str, Any], look: Look = PLAIN) -> list[str]:
+def explained(explanation: Mapping[str, Any], layout: Layout = PLAIN) -> list[str]:
     """Returns the answer of POST /explain as a sentence and a table of the candidates."""
-    pick = list(told["pick"])
+    pick = list(explanation["pick"])
     order = {endpoint: place for place, endpoint in enumerate(pick)}
     ranked = sorted(
-        told["candidates"],
+        explanation["candidates"],
         key=lambda one: (
             bool(one["excluded"]),
             order.get(one["endpoint"], len(order)),
@@ -46,12 +46,12 @@ def explained(told: Mapping[str, Any], look: Look = PLAIN) -> list[str]:
             one["cost"] or 0.0,
         ),
     )
-    rows = [_candidate(one, order.get(one["endpoint"]), look) for one in ranked[:MAX_CANDIDATES]]
-    lines = [_sentence(told, ranked)]
-    ids = {"request": told.get("request_id"), "trace": told.get("trace_id")}
+    rows = [_candidate(one, order.get(one["endpoint"]), layout) for one in ranked[:MAX_CANDIDATES]]
+    lines = [_sentence(explanation, ranked)]
+    ids = {"request": explanation.get("request_id"), "trace": explanation.get("trace_id")}
     if any(ids.values()):
         lines.append(", ".join(f"{name} {plain(one)}" for name, one in ids.items() if one))
-    treatment = told.get("treatment")  # only of a request that was asked about
+    treatment = explanation.get("treatment")  # only of a request that was asked about
     if treatment and treatment["why"]:
         lines.append(f"Before: {plain(treatment['why'])}.")
     if rows:
@@ -61,26 +61,26 @@ def explained(told: Mapping[str, Any], look: Look = PLAIN) -> list[str]:
     if rows:
         unit = "HOLDS counts tokens; COST is COMPUTE + QUEUED + RUNNING, in tokens of work"
         lines += ["", f"{unit} (tokens, slowness and weight multiplied); the lowest wins."]
-        if told["policy"] != "cost":
-            lines[-1] += f" This was decided by the policy {plain(told['policy'])}."
+        if explanation["policy"] != "cost":
+            lines[-1] += f" This was decided by the policy {plain(explanation['policy'])}."
     return lines
 
 
-def _sentence(told: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]]) -> str:
-    goes = "went" if "id" in told else "would go"  # a decision that was made has a number
-    if not told["pick"]:
-        return f"It {goes} to no worker: {plain(told['why'])}."
+def _sentence(explanation: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]]) -> str:
+    goes = "went" if "id" in explanation else "would go"  # a decision that was made has a number
+    if not explanation["pick"]:
+        return f"It {goes} to no worker: {plain(explanation['why'])}."
     first, able = ranked[0], [one for one in ranked if not one["excluded"]]
     where = f"It {goes} to {_named(first)}"
-    if not told["steered"]:
+    if not explanation["steered"]:
         where = f"It is not steered, so Envoy chooses; steered, it would go to {_named(first)}"
-    said = f"{where}: {_reason_sentence(told, first)}"
-    if told["policy"] == "cost":
+    said = f"{where}: {_reason_sentence(explanation, first)}"
+    if explanation["policy"] == "cost":
         said += f"; its cost is {first['cost']:.0f} tokens of work"
         said += (
             f", the next best is {_named(able[1])} with {able[1]['cost']:.0f}" if able[1:] else ""
         )
-    return f"{said}.{_other_workers(told)}"
+    return f"{said}.{_other_workers(explanation)}"
 
 
 def _named(one: Mapping[str, Any]) -> str:
@@ -88,8 +88,11 @@ def _named(one: Mapping[str, Any]) -> str:
     return name if name == endpoint else f"{name} ({endpoint})"
 
 
-def _reason_sentence(told: Mapping[str, Any], first: Mapping[str, Any]) -> str:
-    whole, reason = f"of the {told['prompt_tokens']} prompt tokens", plain(told["reason"])
+def _reason_sentence(explanation: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    whole, reason = (
+        f"of the {explanation['prompt_tokens']} prompt tokens",
+        plain(explanation["reason"]),
+    )
     words = {
         "overlap": f"it holds {first['overlap_tokens']} {whole}",
         "uncertain_overlap": f"it probably holds {first['uncertain_tokens']} {whole}",
@@ -98,26 +101,28 @@ def _reason_sentence(told: Mapping[str, Any], first: Mapping[str, Any]) -> str:
         "approximate_overlap": f"it was sent {first['approximate_tokens']} {whole} before",
         "nothing_cached": f"no worker holds any {whole}, and it has the least load",
     }
-    if told.get("loads") and reason == "nothing_cached":
+    if explanation.get("loads") and reason == "nothing_cached":
         return f"it holds none {whole}, and can load from a store"
     if reason.startswith("policy_"):
         return f"the policy {reason.removeprefix('policy_')} chose it, and it ignores caches"
-    return words.get(reason) or f"{plain(told['decided'])}; the tokens are not known ({reason})"
+    return (
+        words.get(reason) or f"{plain(explanation['decided'])}; the tokens are not known ({reason})"
+    )
 
 
-def _other_workers(told: Mapping[str, Any]) -> str:
+def _other_workers(explanation: Mapping[str, Any]) -> str:
     """Returns sentences on the other workers involved in the request, "" if there are none."""
-    prefill, source, said = told["prefill"], told["source"], ""
+    prefill, source, said = explanation["prefill"], explanation["source"], ""
     if prefill is not None:
         who = "The same worker" if prefill["pick"] is None else plain(prefill["pick"])
         said += f" {who} computes the prompt: {plain(prefill['why'])}."
     if source is not None:
         said += f" It pulls {source['tokens']} tokens from {plain(source['endpoint'])}."
-    loads = plain(told.get("loads") or "")  # routers of earlier releases do not say it
+    loads = plain(explanation.get("loads") or "")  # routers of earlier releases do not say it
     return f"{said} {loads[:1].upper()}{loads[1:]}." if loads else said
 
 
-def _candidate(one: Mapping[str, Any], place: int | None, look: Look) -> Row:
+def _candidate(one: Mapping[str, Any], place: int | None, layout: Layout) -> Row:
     terms, notes = one["cost_terms"], []
     if place is not None:
         notes.append("picked" if place == 0 else f"number {place + 1} if that fails")
@@ -144,7 +149,7 @@ def _candidate(one: Mapping[str, Any], place: int | None, look: Look) -> Row:
     held = str(one["overlap_tokens"])
     row = [_named(one), plain(one["state"]), held, *numbers, plain("; ".join(notes))]
     tone = Tone.GOOD if place == 0 else Tone.FAINT if one["excluded"] else None
-    return row if tone is None else [look.tone(text, tone) for text in row]
+    return row if tone is None else [layout.tone(text, tone) for text in row]
 
 
 # Factors that round to 1.00 are not shown.

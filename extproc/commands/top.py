@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from extproc.base.engine import RUST
 from extproc.base.errors import StartError
 from extproc.commands.admin_client import ask
-from extproc.commands.look import PLAIN, Look, Tone, cut, look_of
+from extproc.commands.layout import PLAIN, Layout, Tone, cut, layout_of
 from extproc.commands.terminal import Row, plain, table
 from extproc.config.sections import ALL_PERCENT
 
@@ -82,8 +82,8 @@ def run(
     out = sys.stdout if out is None else out
     if once or not out.isatty():
         columns = shutil.get_terminal_size().columns if out.isatty() else 200
-        look = look_of(out, os.environ)
-        print("\n".join(_fetch_screen(admin, (columns, 0), look)), file=out)
+        layout = layout_of(out, os.environ)
+        print("\n".join(_fetch_screen(admin, (columns, 0), layout)), file=out)
         return 0
     _fetch_screen(
         admin, (80, 24), PLAIN
@@ -136,8 +136,8 @@ def _drawn(
 def _draw(admin: str, out: TextIO, *, helps: bool) -> None:
     size = shutil.get_terminal_size()
     try:
-        look = look_of(out, os.environ)
-        lines = HELP if helps else _fetch_screen(admin, (size.columns, size.lines - 1), look)
+        layout = layout_of(out, os.environ)
+        lines = HELP if helps else _fetch_screen(admin, (size.columns, size.lines - 1), layout)
     except StartError as error:
         lines = [*textwrap.wrap(str(error), size.columns), "trying again"]
     lines = [cut(line, size.columns) for line in lines[: size.lines - 2]]
@@ -147,7 +147,7 @@ def _draw(admin: str, out: TextIO, *, helps: bool) -> None:
     out.flush()
 
 
-def _fetch_screen(admin: str, size: tuple[int, int], look: Look) -> list[str]:
+def _fetch_screen(admin: str, size: tuple[int, int], layout: Layout) -> list[str]:
     paths = (
         "/decisions",
         "/events",
@@ -158,8 +158,8 @@ def _fetch_screen(admin: str, size: tuple[int, int], look: Look) -> list[str]:
         "/apis",
         "/faults",
     )
-    told = [ask("top", admin, path) for path in paths]
-    decisions, events, workers, routers, steering, history, apis, faults = told
+    answers = [ask("top", admin, path) for path in paths]
+    decisions, events, workers, routers, steering, history, apis, faults = answers
     try:
         shown = decisions["decisions"][0 if size[1] else -DECISIONS_ONCE :]
         lines = screen(
@@ -170,7 +170,7 @@ def _fetch_screen(admin: str, size: tuple[int, int], look: Look) -> list[str]:
             routers=routers,
             history=history,
             apis=apis,
-            look=look,
+            layout=layout,
         )
         return [lines[0], *_faults(faults, size[0]), *_steering(steering), *lines[1:]]
     except (KeyError, TypeError, AttributeError) as error:
@@ -186,7 +186,7 @@ def screen(
     routers: Mapping[str, Any] | None = None,
     history: Mapping[str, Any] | None = None,
     apis: Sequence[Mapping[str, Any]] = (),
-    look: Look = PLAIN,
+    layout: Layout = PLAIN,
 ) -> list[str]:
     """Returns the lines to show.
 
@@ -200,26 +200,26 @@ def screen(
     if history is not None:
         summary += f"; {_rate(_share(history['fleet']))} of prompt tokens certainly held"
     head = [summary, *_front_ends(workers), *_keyed(apis), *_routers(routers), ""]
-    fleet = _workers(workers, columns, {} if history is None else history["workers"], look)
+    fleet = _workers(workers, columns, {} if history is None else history["workers"], layout)
     room = max(len(decisions), 1)
     if lines:
         shown = max(3, lines // 2 - len(head))
         if len(fleet) > shown:
             fleet = [*fleet[: shown - 1], f"... and {len(fleet) - shown + 1} more"]
         room = max(1, lines - len(head) - len(fleet) - 4)
-    told = _decisions(decisions[::-1][:room], columns, look)
-    return [cut(line, columns) for line in [*head, *fleet, "", *told]]
+    last = _decisions(decisions[::-1][:room], columns, layout)
+    return [cut(line, columns) for line in [*head, *fleet, "", *last]]
 
 
 def _summary(workers: Sequence[Mapping[str, Any]], *, events_enabled: bool) -> str:
     states = [str(worker["state"]) for worker in workers]
-    told = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
+    counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
     down = sum(bool(worker["down"]) for worker in workers)
-    told += f"; {down} down" if down else ""
+    counts += f"; {down} down" if down else ""
     in_flight = sum(worker["in_flight"] for worker in workers)
     switched = "" if events_enabled else "; EVENTS OFF"
     count = f"{len(workers)} worker{'' if len(workers) == 1 else 's'}"
-    return f"{count}: {told or 'none'}; {in_flight} in flight{switched}"
+    return f"{count}: {counts or 'none'}; {in_flight} in flight{switched}"
 
 
 def _front_ends(workers: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -227,68 +227,70 @@ def _front_ends(workers: Sequence[Mapping[str, Any]]) -> list[str]:
     engines = [worker.get("engine") or {} for worker in workers]
     found = [one for one in engines if one.get("frontend") == RUST]
     kinds = sorted({plain(f"{one['name']} {one['version']}") for one in found})
-    told = f"{len(found)} of {len(workers)} workers ({', '.join(kinds)})"
-    return [f"Rust front end: {told}"] if found else []
+    shown = f"{len(found)} of {len(workers)} workers ({', '.join(kinds)})"
+    return [f"Rust front end: {shown}"] if found else []
 
 
 def _keyed(apis: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns a line about the APIs by which prompts come; none if there was no request."""
-    told = []
+    shown = []
     for one in apis:
         share = f"{one['api']} {one['keyed'] / one['requests']:.0%}"
         first = next(iter(one["reasons"]), "")
-        told.append(f"{share} ({plain(first)})" if first else share)
-    return [f"tokens known: {', '.join(told)}"] if told else []
+        shown.append(f"{share} ({plain(first)})" if first else share)
+    return [f"tokens known: {', '.join(shown)}"] if shown else []
 
 
-def _routers(told: Mapping[str, Any] | None) -> list[str]:
+def _routers(sharing: Mapping[str, Any] | None) -> list[str]:
     """Returns a line about the other routers; none if nothing is shared."""
-    if told is None:
+    if sharing is None:
         return []
-    if told["alone"]:
-        return [f"NO OTHER ROUTER REACHED, decides alone: {plain(told['alone'])}"]
+    if sharing["alone"]:
+        return [f"NO OTHER ROUTER REACHED, decides alone: {plain(sharing['alone'])}"]
     others = [
         f"{plain(one['name'])} ({one['age_ms']:.0f} ms ago, {one['in_flight']} in flight)"
-        for one in told["routers"]
+        for one in sharing["routers"]
     ]
     return [f"shared with {', '.join(others) or 'no other router yet'}"]
 
 
-def _faults(told: Sequence[Mapping[str, Any]], columns: int) -> list[str]:
+def _faults(faults: Sequence[Mapping[str, Any]], columns: int) -> list[str]:
     """Returns a line about each of the first faults that the router sees; none without faults."""
-    lines = [f"FAULT {plain(one['subject'])}: {plain(one['says'])}" for one in told]
+    lines = [f"FAULT {plain(one['subject'])}: {plain(one['says'])}" for one in faults]
     more = len(lines) - MAX_FAULTS
     lines[MAX_FAULTS:] = [f"and {more} more faults: GET /faults"] if more > 0 else []
     return [cut(line, max(columns, LEAST)) for line in lines]
 
 
-def _steering(told: Mapping[str, Any]) -> list[str]:
+def _steering(steering: Mapping[str, Any]) -> list[str]:
     """Returns lines about steering; none if all requests are steered and reach their workers."""
-    left = told["percent"] < ALL_PERCENT
-    lines = [f"STEERS {told['percent']:g} % of the requests; the proxy chooses for the others"]
-    return [*(lines if left else []), *([plain(told["fault"])] if told["fault"] else [])]
+    left = steering["percent"] < ALL_PERCENT
+    lines = [f"STEERS {steering['percent']:g} % of the requests; the proxy chooses for the others"]
+    return [*(lines if left else []), *([plain(steering["fault"])] if steering["fault"] else [])]
 
 
 def _share(series: Mapping[str, Any] | None) -> float | None:
     """Returns the hit rate of a history, None if there were no prompts."""
-    told = series or {"prompt_tokens": (), "predicted_tokens": ()}
-    tokens, held = (sum(filter(None, told[f"{kind}_tokens"])) for kind in ("prompt", "predicted"))
+    figures = series or {"prompt_tokens": (), "predicted_tokens": ()}
+    tokens, held = (
+        sum(filter(None, figures[f"{kind}_tokens"])) for kind in ("prompt", "predicted")
+    )
     return held / tokens if tokens else None
 
 
-def _rate(share: float | None, look: Look = PLAIN, about: str = "") -> str:
+def _rate(share: float | None, layout: Layout = PLAIN, about: str = "") -> str:
     """Returns a share in percent and as a bar; "-" for None. about: "~" if it is not certain."""
     if share is None:
         return "-"
-    return f"{about}{share:.0%} {look.bar(share, BAR_CELLS)}".rstrip()
+    return f"{about}{share:.0%} {layout.bar(share, BAR_CELLS)}".rstrip()
 
 
 def _workers(
-    workers: Sequence[Mapping[str, Any]], columns: int, histories: Mapping[str, Any], look: Look
+    workers: Sequence[Mapping[str, Any]], columns: int, histories: Mapping[str, Any], layout: Layout
 ) -> list[str]:
     by_need = sorted(workers, key=_is_well)
-    look = look if columns >= NARROW else look._replace(marks="")
-    rows = [_worker(one, columns, _share(histories.get(one["name"])), look) for one in by_need]
+    layout = layout if columns >= NARROW else layout._replace(marks="")
+    rows = [_worker(one, columns, _share(histories.get(one["name"])), layout) for one in by_need]
     if columns < NARROW:
         short = [[row[at] for at in (0, 1, 3, 4)] for row in rows]
         return table(["WORKER", "FEED", "RUN", "HIT"], short, "<<>>")
@@ -301,7 +303,7 @@ def _is_well(worker: Mapping[str, Any]) -> bool:
     return worker["state"] == "live" and not worker["down"] and not lacks
 
 
-def _worker(worker: Mapping[str, Any], columns: int, share: float | None, look: Look) -> Row:
+def _worker(worker: Mapping[str, Any], columns: int, share: float | None, layout: Layout) -> Row:
     tiers = worker["blocks_by_tier"]
     notes = [f"{tier} {blocks}" for tier, blocks in tiers.items() if blocks]
     notes += [_speed(worker["speed"])]
@@ -317,10 +319,10 @@ def _worker(worker: Mapping[str, Any], columns: int, share: float | None, look: 
     tone = Tone.BAD if worker["down"] else Tone.GOOD if _is_well(worker) else Tone.FAIR
     return [
         name,
-        look.tone(plain(worker["state"]), tone),
+        layout.tone(plain(worker["state"]), tone),
         str(sum(tiers.values())),
         str(worker["in_flight"]),
-        _rate(share, look),
+        _rate(share, layout),
         plain("; ".join(notes)),
     ]
 
@@ -340,11 +342,11 @@ def _speed(speed: Mapping[str, Any]) -> str:
     return words if used == own else f"{words}; costs use {used}"
 
 
-def _decisions(decisions: Sequence[Mapping[str, Any]], columns: int, look: Look) -> list[str]:
+def _decisions(decisions: Sequence[Mapping[str, Any]], columns: int, layout: Layout) -> list[str]:
     if not decisions:
         return ["no request yet"]
-    look = look if columns >= WIDE else look._replace(marks="")
-    rows = [_decision(one, columns, look) for one in decisions]
+    layout = layout if columns >= WIDE else layout._replace(marks="")
+    rows = [_decision(one, columns, layout) for one in decisions]
     if columns < NARROW:
         short = [[row[0], cut(row[1], columns - 26), row[2]] for row in rows]
         return table(["TIME", "PICKED", "HELD"], short, "<<>")
@@ -355,36 +357,36 @@ def _decisions(decisions: Sequence[Mapping[str, Any]], columns: int, look: Look)
     return table(heads, rows, "<<>><<")
 
 
-def _reason(told: Mapping[str, Any]) -> str:
+def _reason(decision: Mapping[str, Any]) -> str:
     """Returns what decided, for a request without known tokens with why they are not known."""
-    reason, by = plain(told["reason"]), plain(told["decided_by"])
-    return reason if told["prompt_tokens"] or not by else f"{by}: {reason}"
+    reason, by = plain(decision["reason"]), plain(decision["decided_by"])
+    return reason if decision["prompt_tokens"] or not by else f"{by}: {reason}"
 
 
-def _decision(told: Mapping[str, Any], columns: int, look: Look) -> Row:
-    at = datetime.fromtimestamp(told["at"], UTC).strftime("%H:%M:%SZ")
-    first = told["pick"][0] if told["pick"] else ""
-    worker = _place(told["worker"] or "-", first, columns)
-    if told["prefill"]:
-        worker += f", prompt by {plain(told['prefill'])}"
-    if not told["steered"]:
+def _decision(decision: Mapping[str, Any], columns: int, layout: Layout) -> Row:
+    at = datetime.fromtimestamp(decision["at"], UTC).strftime("%H:%M:%SZ")
+    first = decision["pick"][0] if decision["pick"] else ""
+    worker = _place(decision["worker"] or "-", first, columns)
+    if decision["prefill"]:
+        worker += f", prompt by {plain(decision['prefill'])}"
+    if not decision["steered"]:
         worker += " (not steered)"
-    if told["served"]:  # otherwise it is not known who answered
-        answered = told["served"] == first
-        worker += ", answered" if answered else f", {plain(told['served'])} answered"
-    held, about = _held(told)
-    whole = told["weighed_tokens"]
-    rate = _rate(min(1.0, held / whole) if whole else None, look, about)
+    if decision["served"]:  # otherwise it is not known who answered
+        answered = decision["served"] == first
+        worker += ", answered" if answered else f", {plain(decision['served'])} answered"
+    held, about = _held(decision)
+    whole = decision["weighed_tokens"]
+    rate = _rate(min(1.0, held / whole) if whole else None, layout, about)
     # the earlier columns already show this part
-    why = told["why"].removeprefix(f"{told['policy']}: {first} is expected to ")
-    return [at, worker, f"{about}{held}/{whole}", rate, _reason(told), plain(why)]
+    why = decision["why"].removeprefix(f"{decision['policy']}: {first} is expected to ")
+    return [at, worker, f"{about}{held}/{whole}", rate, _reason(decision), plain(why)]
 
 
-def _held(told: Mapping[str, Any]) -> tuple[int, str]:
+def _held(decision: Mapping[str, Any]) -> tuple[int, str]:
     """Returns the prompt tokens that the worker held, and "~" if that is not certain."""
-    certain, approximate = told["predicted_tokens"], told["approximate_tokens"]
-    if not told["prompt_tokens"]:
+    certain, approximate = decision["predicted_tokens"], decision["approximate_tokens"]
+    if not decision["prompt_tokens"]:
         return approximate, "~"
-    if told["uncertain_tokens"] or approximate > certain == 0:
-        return max(certain + told["uncertain_tokens"], approximate), "~"
+    if decision["uncertain_tokens"] or approximate > certain == 0:
+        return max(certain + decision["uncertain_tokens"], approximate), "~"
     return certain, ""

@@ -373,11 +373,11 @@ def shared_feeds(key: str, workers: Sequence[WorkerSettings]) -> Iterator[str]:
     """
     owners: dict[tuple[object, ...], int] = {}
     for position, worker in enumerate(workers):
-        told: set[str] = set()
+        named: set[str] = set()
         for name, place, source in until_wrong(_sources, worker):
             owner = owners.setdefault(source, position)
-            if owner != position and name not in told:
-                told.add(name)
+            if owner != position and name not in named:
+                named.add(name)
                 yield f"{key}[{position}].events.{name}: {place} is already used by {key}[{owner}]"
 
 

@@ -24,7 +24,7 @@ from extproc.config.fleet_rules import worker_faults
 from extproc.config.lines import in_order
 from extproc.config.rules import broken_rules
 from extproc.config.schema import OFF, Config, ExtProc, Model, WorkerEvents, WorkerSettings
-from extproc.config.sections import StoreSettings, most
+from extproc.config.sections import StoreSettings, largest_number
 from extproc.config.wrong_keys import section_with, section_without, until_wrong
 
 T = TypeVar("T")
@@ -158,9 +158,9 @@ def _raise_if_any(faults: list[str], text: str | bytes, name: str) -> None:
         ConfigError: there are faults.
     """
     if faults:
-        told, more = in_order(text, faults)[:MAX_FAULTS], len(faults) - MAX_FAULTS
-        told += [f"and {more} more faults"] if more > 0 else []
-        raise ConfigError([f"{name}: {fault.removeprefix(': ')}" for fault in told])
+        shown, more = in_order(text, faults)[:MAX_FAULTS], len(faults) - MAX_FAULTS
+        shown += [f"and {more} more faults"] if more > 0 else []
+        raise ConfigError([f"{name}: {fault.removeprefix(': ')}" for fault in shown])
 
 
 def _missing_tokenizers(config: Config) -> Iterator[str]:
@@ -416,8 +416,8 @@ def _range_fault(raw: float, item: "Field[Any]") -> str | None:
     minimum, maximum = item.metadata["minimum"], item.metadata["maximum"]
     if not raw >= minimum:  # also false for .nan
         return f"must be at least {minimum}, is {_display(raw)}"
-    if raw > (maximum or most(item.name)):
-        return f"must be at most {maximum or most(item.name)}, is {_display(raw)}"
+    if raw > (maximum or largest_number(item.name)):
+        return f"must be at most {maximum or largest_number(item.name)}, is {_display(raw)}"
     return None
 
 

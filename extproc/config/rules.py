@@ -596,35 +596,35 @@ def _listens_on_loopback(text: str) -> bool:
         return False
 
 
-def _meeting(config: Config) -> Iterator[str]:
+def _rendezvous(config: Config) -> Iterator[str]:
     """Yields the fault of the place where routers meet."""
     if config.sharing is None:
         return
     try:
-        meeting = address.parse_meeting(config.sharing.url)
+        rendezvous = address.parse_rendezvous(config.sharing.url)
     except ValueError as error:
         yield f"sharing.url: {error}"
         return
-    path, room = meeting.socket, address.MAX_PATH_BYTES
-    if meeting.directory:
-        path, room = meeting.directory, address.MAX_PATH_BYTES - _SOCKET_NAME_BYTES
+    path, room = rendezvous.socket, address.MAX_PATH_BYTES
+    if rendezvous.directory:
+        path, room = rendezvous.directory, address.MAX_PATH_BYTES - _SOCKET_NAME_BYTES
     size = len(path.encode())
     if size > room:
         yield f"sharing.url: the path has {size} bytes; the limit is {room}"
 
 
-def _server_of_meeting(config: Config) -> Iterator[str]:
+def _server_of_rendezvous(config: Config) -> Iterator[str]:
     """Yields the settings that do not fit the place where routers meet."""
     sharing = config.sharing
     if sharing is None:
         return
     try:
-        meeting = address.parse_meeting(sharing.url)
+        rendezvous = address.parse_rendezvous(sharing.url)
     except ValueError:  # reported as a fault of the url
         return
-    if sharing.ca is not None and not meeting.is_tls:
+    if sharing.ca is not None and not rendezvous.is_tls:
         yield "sharing.ca: needs a url of valkeys:// or rediss://"
-    if meeting.directory and (sharing.username or sharing.password_file):
+    if rendezvous.directory and (sharing.username or sharing.password_file):
         yield "sharing: username and password_file are for a server, not for a directory"
 
 
@@ -669,8 +669,8 @@ _RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     _mirror,
     _models,
     _template_arguments,
-    _meeting,
-    _server_of_meeting,
+    _rendezvous,
+    _server_of_rendezvous,
     _name_of_router,
     _user,
 )

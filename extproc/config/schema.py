@@ -1,4 +1,4 @@
-"""The configuration as dataclasses: each section is one, each key a field made by `key`.
+"""The configuration as dataclasses: each section is one, each key a field made by `setting`.
 
 docs/configuration.md lists every key; a test compares it with the fields here.
 Units are in the names: _ms milliseconds, _bytes bytes, _tokens tokens.
@@ -26,7 +26,7 @@ from extproc.config.sections import (
     State,
     SteeringSettings,
     StoreSettings,
-    key,
+    setting,
 )
 
 # Each value includes the ones before it.
@@ -37,7 +37,7 @@ from extproc.config.sections import (
 class Accounting:
     """Which parts of responses are read: Envoy holds each until KVSteer lets it pass unchanged."""
 
-    responses: str = key(
+    responses: str = setting(
         "what Envoy sends of responses: headers (status, first byte, server); usage (also"
         " cached tokens; a message per chunk)",
         "none",
@@ -59,32 +59,32 @@ MAX_NAMED_RANKS = 64
 class WorkerEvents:
     """Where a worker publishes its KV-cache events: over ZMQ, over gRPC, or in a queue to drain."""
 
-    zmq: str | None = key("ZMQ PUB endpoint of rank 0, tcp://host:port", None)
-    replay: str | None = key(
+    zmq: str | None = setting("ZMQ PUB endpoint of rank 0, tcp://host:port", None)
+    replay: str | None = setting(
         "ZMQ replay endpoint of rank 0, tcp://host:port; without it, missed events are lost",
         None,
     )
-    topic: str = key("topic prefix; empty subscribes to every topic", "")
-    bind: bool = key(
+    topic: str = setting("topic prefix; empty subscribes to every topic", "")
+    bind: bool = setting(
         "true: KVSteer binds the zmq endpoint, one for each rank; the worker connects",
         default=False,
     )
-    ranks: int = key(
+    ranks: int = setting(
         "data-parallel publishers in this worker; over ZMQ, rank r uses ports + r",
         1,
         minimum=1,
         maximum=MAX_RANKS,
     )
-    load: str | None = key(
+    load: str | None = setting(
         "ZMQ endpoint of SGLang's load (--load-publish-endpoint), rank 0, tcp://host:port",
         None,
     )
-    grpc: str | None = key(
+    grpc: str | None = setting(
         "host:port of a gRPC server with SubscribeKvEvents: an engine's own, or `kvsteer bridge`",
         None,
     )
-    service: str = key("whose gRPC service that is", "vllm", choices=SERVICES)
-    drain: str | None = key(
+    service: str = setting("whose gRPC service that is", "vllm", choices=SERVICES)
+    drain: str | None = setting(
         "http://host:port of a TensorRT-LLM server to drain by POST /kv_cache_events; only"
         " one client may",
         None,
@@ -95,9 +95,9 @@ class WorkerEvents:
 class WorkerEngine:
     """The engine that a worker runs, its release, and its front end."""
 
-    name: str = key("the engine", choices=ENGINES)
-    version: str = key('its release, in quotes, such as "0.32.0"')
-    frontend: str | None = key(
+    name: str = setting("the engine", choices=ENGINES)
+    version: str = setting('its release, in quotes, such as "0.32.0"')
+    frontend: str | None = setting(
         "what serves its HTTP; by default the worker is asked", None, choices=FRONT_ENDS
     )
 
@@ -117,35 +117,35 @@ _ENGINE = "the engine and its release; by default the {} asked (/v1/models, /ver
 class WorkerSettings:
     """One engine server."""
 
-    endpoint: str = key("host:port that Envoy sends requests to; IPv6 in brackets")
-    model: str | None = key("the model it serves; not needed if one is configured", None)
-    block_size: int | None = key(
+    endpoint: str = setting("host:port that Envoy sends requests to; IPv6 in brackets")
+    model: str | None = setting("the model it serves; not needed if one is configured", None)
+    block_size: int | None = setting(
         "tokens per cache block until its events report it",
         None,
         minimum=1,
     )
-    events: WorkerEvents | Literal["auto"] | None = key(
+    events: WorkerEvents | Literal["auto"] | None = setting(
         "its event feed; auto asks the worker (/kv_event_sources of vLLM, /server_info of"
         " SGLang); none: routed by load and by what was sent there",
         None,
     )
-    lora: tuple[str, ...] | None = key(
+    lora: tuple[str, ...] | None = setting(
         "its adapters, [] for none; by default all of its model, or with learn: true those"
         " that it lists",
         None,
     )
-    learn: bool = key(
+    learn: bool = setting(
         "true: the worker is asked for model, adapters and block size not given here",
         default=False,
     )
-    engine: WorkerEngine | None = key(_ENGINE.format("worker is"), None)
-    draining: bool = key("true: it gets no new requests", default=False)
-    role: str = key(
+    engine: WorkerEngine | None = setting(_ENGINE.format("worker is"), None)
+    draining: bool = setting("true: it gets no new requests", default=False)
+    role: str = setting(
         "prefill computes prompts for others, decode answers, both takes whole requests",
         "both",
         choices=ROLES,
     )
-    transfer_port: int | None = key(
+    transfer_port: int | None = setting(
         "overrides disaggregation.transfer_port for this worker",
         None,
         minimum=1,
@@ -157,21 +157,21 @@ class WorkerSettings:
 class EventPorts:
     """Where a discovered worker publishes its events, on its own address."""
 
-    zmq_port: int | None = key("ZMQ PUB port of rank 0", None, minimum=1)
-    replay_port: int | None = key("ZMQ replay port of rank 0", None, minimum=1)
-    topic: str = key("topic prefix; empty subscribes to every topic", "")
-    ranks: int = key(
+    zmq_port: int | None = setting("ZMQ PUB port of rank 0", None, minimum=1)
+    replay_port: int | None = setting("ZMQ replay port of rank 0", None, minimum=1)
+    topic: str = setting("topic prefix; empty subscribes to every topic", "")
+    ranks: int = setting(
         "data-parallel publishers in each worker; rank r uses ports + r",
         1,
         minimum=1,
         maximum=MAX_RANKS,
     )
-    load_port: int | None = key("ZMQ port of SGLang's load, rank 0", None, minimum=1)
-    grpc_port: int | None = key(
+    load_port: int | None = setting("ZMQ port of SGLang's load, rank 0", None, minimum=1)
+    grpc_port: int | None = setting(
         "port of a gRPC server with SubscribeKvEvents, instead of zmq_port", None, minimum=1
     )
-    service: str = key("whose gRPC service that is", "vllm", choices=SERVICES)
-    drain: bool = key(
+    service: str = setting("whose gRPC service that is", "vllm", choices=SERVICES)
+    drain: bool = setting(
         "true: drained by POST /kv_cache_events on the worker's HTTP port, instead of zmq_port",
         default=False,
     )
@@ -181,26 +181,26 @@ class EventPorts:
 class FoundWorker:
     """Settings shared by all workers of one discovery source."""
 
-    port: int = key("the port that Envoy sends requests to", 8000, minimum=1)
-    model: str | None = key(
+    port: int = setting("the port that Envoy sends requests to", 8000, minimum=1)
+    model: str | None = setting(
         "the model; by default the only configured one, or the one that the worker lists",
         None,
     )
-    block_size: int | None = key(
+    block_size: int | None = setting(
         "tokens per cache block until events report it",
         None,
         minimum=1,
     )
-    lora: tuple[str, ...] | None = key(
+    lora: tuple[str, ...] | None = setting(
         "adapters, [] for none; by default those that the worker lists", None
     )
-    role: str = key("as `workers[].role`", "both", choices=ROLES)
-    learn: bool = key(
+    role: str = setting("as `workers[].role`", "both", choices=ROLES)
+    learn: bool = setting(
         "as `workers[].learn`",
         default=True,
     )
-    engine: WorkerEngine | None = key(_ENGINE.format("workers are"), None)
-    events: EventPorts | Literal["auto"] | None = key(
+    engine: WorkerEngine | None = setting(_ENGINE.format("workers are"), None)
+    events: EventPorts | Literal["auto"] | None = setting(
         "as `workers[].events`, with ports on each worker's own address",
         None,
     )
@@ -210,37 +210,37 @@ class FoundWorker:
 class DnsName:
     """A DNS name whose addresses are workers."""
 
-    name: str = key("the name to look up; the hosts file is not read")
-    srv: bool = key("true: look up SRV records, which also give ports", default=False)
-    interval_ms: int = key(
+    name: str = setting("the name to look up; the hosts file is not read")
+    srv: bool = setting("true: look up SRV records, which also give ports", default=False)
+    interval_ms: int = setting(
         "longest time between lookups; a shorter DNS time to live is honoured, but not below 1 s",
         5_000,
         minimum=1_000,
     )
-    nameserver: str | None = key("ip:port of the name server; by default the system's", None)
-    worker: FoundWorker = key("settings of every worker that the name leads to", FoundWorker)
+    nameserver: str | None = setting("ip:port of the name server; by default the system's", None)
+    worker: FoundWorker = setting("settings of every worker that the name leads to", FoundWorker)
 
 
 @dataclass(frozen=True, slots=True)
 class Kubernetes:
     """Pods that are workers."""
 
-    namespace: str | None = key("the pods' namespace; by default KVSteer's own", None)
-    selector: str | None = key("the pods' label selector, such as app=vllm", None)
-    inference_pool: str | None = key(
+    namespace: str | None = setting("the pods' namespace; by default KVSteer's own", None)
+    selector: str | None = setting("the pods' label selector, such as app=vllm", None)
+    inference_pool: str | None = setting(
         "an InferencePool, whose selector and targetPorts are used instead",
         None,
     )
-    kubeconfig: str | None = key(
+    kubeconfig: str | None = setting(
         "a kubeconfig file; by default the service account of KVSteer's pod",
         None,
     )
-    deletion_cost: bool = key(
+    deletion_cost: bool = setting(
         "true: pods get the annotation controller.kubernetes.io/pod-deletion-cost every five"
         " minutes; needs permission to patch pods",
         default=False,
     )
-    worker: FoundWorker = key(
+    worker: FoundWorker = setting(
         "settings of every pod, unless its labels and annotations say otherwise", FoundWorker
     )
 
@@ -249,43 +249,43 @@ class Kubernetes:
 class DiscoverySettings:
     """Sources of workers besides `workers`, followed while the router runs."""
 
-    file: str | None = key(
+    file: str | None = setting(
         "a YAML list in the form of `workers`, read again when it changes",
         None,
     )
-    dns: tuple[DnsName, ...] = key("names whose addresses are workers", ())
-    kubernetes: Kubernetes | None = key("pods that are workers", None)
+    dns: tuple[DnsName, ...] = setting("names whose addresses are workers", ())
+    kubernetes: Kubernetes | None = setting("pods that are workers", None)
 
 
 @dataclass(frozen=True, slots=True)
 class Envoy:
     """Settings for `kvsteer envoy`; the router compares its own limits with Envoy's."""
 
-    listen: str = key("where Envoy serves clients, ip:port", "127.0.0.1:10000")
-    admin: str = key("Envoy's own admin server, ip:port", "127.0.0.1:9901")
-    router: str | None = key(
+    listen: str = setting("where Envoy serves clients, ip:port", "127.0.0.1:10000")
+    admin: str = setting("Envoy's own admin server, ip:port", "127.0.0.1:9901")
+    router: str | None = setting(
         "where Envoy reaches the router, host:port or unix:PATH; by default extproc.listen",
         None,
     )
-    routers: Routers | None = key("several routers, instead of envoy.router", None)
-    router_tls: RouterTls | None = key("TLS to the router; by default plain text", None)
-    message_timeout_ms: int = key(
+    routers: Routers | None = setting("several routers, instead of envoy.router", None)
+    router_tls: RouterTls | None = setting("TLS to the router; by default plain text", None)
+    message_timeout_ms: int = setting(
         "how long Envoy waits for each answer of the router before it goes on without it",
         500,
         minimum=1,
     )
-    request_body_buffer_limit_bytes: int = key(
+    request_body_buffer_limit_bytes: int = setting(
         "largest request body that Envoy holds for the router and for retries",
         32 * 1024 * 1024,
         minimum=1024,
     )
-    trusted_hops: int = key(
+    trusted_hops: int = setting(
         "proxies before Envoy that append their client's address to x-forwarded-for",
         0,
         minimum=0,
         maximum=16,
     )
-    eds_directory: str | None = key(
+    eds_directory: str | None = setting(
         "a directory shared with Envoy, in which the router writes the workers' addresses;"
         " else Envoy knows only this file's workers",
         None,
@@ -302,61 +302,60 @@ class Tls:
     The files are checked once a second: new ones are used for new connections.
     """
 
-    certificate: str = key("PEM file: the certificate, then its chain up to the root")
-    client_ca: str | None = key(
+    certificate: str = setting("PEM file: the certificate, then its chain up to the root")
+    client_ca: str | None = setting(
         "PEM file: only clients with a certificate of these authorities may connect; by"
         " default any",
         None,
     )
-    # last, since it hides the function of the same name
-    key: str = key("PEM file: the private key, without a password")
+    key: str = setting("PEM file: the private key, without a password")
 
 
 @dataclass(frozen=True, slots=True)
 class ExtProc:
     """The gRPC server that Envoy talks to."""
 
-    listen: str = key("the gRPC server, host:port or unix:PATH", "127.0.0.1:9002")
-    dialect: str = key(
+    listen: str = setting("the gRPC server, host:port or unix:PATH", "127.0.0.1:9002")
+    dialect: str = setting(
         "auto: what each proxy declares, else BUFFERED bodies; buffered refuses the Endpoint"
         " Picker Protocol; epp assumes it if a proxy declares nothing",
         "auto",
         choices=DIALECTS,
     )
-    deadline_ms: int = key(
+    deadline_ms: int = setting(
         "time limit of a decision; after it a request is routed without its tokens; below"
         " envoy.message_timeout_ms",
         250,
         minimum=1,
     )
-    max_body_bytes: int = key(
+    max_body_bytes: int = setting(
         "largest body that is read; a larger one is routed by its headers and load; above 4"
         " MiB tokens are not computed",
         32 * 1024 * 1024,
         minimum=1024,
     )
-    path_prefixes: tuple[str, ...] = key(
+    path_prefixes: tuple[str, ...] = setting(
         "beginnings of paths that Envoy's routes take away, such as /llm/tiny; needed only where"
         " bodies are edited, or for /generate: other calls are known by how their paths end",
         (),
     )
-    tls: Tls | None = key("TLS, if listen is host:port; by default plain text", None)
-    socket_mode: str = key(
+    tls: Tls | None = setting("TLS, if listen is host:port; by default plain text", None)
+    socket_mode: str = setting(
         "permissions of a unix:PATH socket, in quotes",
         "0660",
     )
-    processes: int = key(
+    processes: int = setting(
         "router processes; one follows the feeds for all; process n adds 10 n to the ports of"
         " extproc, admin and metrics, or listens on PATH.n",
         1,
         minimum=1,
         maximum=64,
     )
-    drain_ms: int = key(
+    drain_ms: int = setting(
         "time that open streams have to finish when the router stops",
         5_000,
     )
-    leave_ms: int = key(
+    leave_ms: int = setting(
         "time before draining in which a stopping router is not ready but accepts streams",
         0,
     )
@@ -366,8 +365,8 @@ class ExtProc:
 class Admin:
     """The operator's HTTP server: /workers, /explain, /events."""
 
-    listen: str = key("the admin server, host:port; keep it on loopback", "127.0.0.1:9090")
-    hosts: tuple[str, ...] = key(
+    listen: str = setting("the admin server, host:port; keep it on loopback", "127.0.0.1:9090")
+    hosts: tuple[str, ...] = setting(
         "names under which the admin server is reached, without ports, besides its address"
         " and loopback",
         (),
@@ -378,26 +377,26 @@ class Admin:
 class MetricsSettings:
     """The HTTP server for scrapers: /metrics, /healthz, /readyz."""
 
-    listen: str = key("the metrics server, host:port", "127.0.0.1:9091")
+    listen: str = setting("the metrics server, host:port", "127.0.0.1:9091")
 
 
 @dataclass(frozen=True, slots=True)
 class Events:
     """Whether the workers' events are used at all."""
 
-    enabled: bool = key(
+    enabled: bool = setting(
         "false routes as if no worker had events; changed at run time by SIGHUP or POST /events",
         default=True,
     )
-    ready_deadline_ms: int = key(
+    ready_deadline_ms: int = setting(
         "the router reports ready after this time even if replays are not done",
         10_000,
     )
-    auto_hosts: tuple[str, ...] = key(
+    auto_hosts: tuple[str, ...] = setting(
         "hosts, besides its own, that a worker with `events: auto` may name as its publisher's",
         (),
     )
-    auto_ranks: int = key(
+    auto_ranks: int = setting(
         "most ranks that such a worker may name",
         MAX_NAMED_RANKS,
         minimum=1,
@@ -409,31 +408,31 @@ class Events:
 class Cost:
     """The weights of policy `cost`."""
 
-    affinity_percent: int = key(
+    affinity_percent: int = setting(
         "weight of an uncached prompt token on an idle fleet, against a token queued ahead",
         100,
     )
-    busy_affinity_percent: int = key(
+    busy_affinity_percent: int = setting(
         "added to that weight on a fleet half busy or more, and for each second, up to ten,"
         " of the shortest queue",
         100,
     )
-    running_tokens: int = key("cost of each request in flight on a worker", 128)
-    uncertain_percent: int = key("credit for a token in an uncertain block", 50)
-    speculative_percent: int = key(
+    running_tokens: int = setting("cost of each request in flight on a worker", 128)
+    uncertain_percent: int = setting("credit for a token in an uncertain block", 50)
+    speculative_percent: int = setting(
         "credit for a token of a request in flight on that worker",
         90,
     )
-    siblings_percent: int = key(
+    siblings_percent: int = setting(
         "further credit for a token queued there for another request: requests with one long"
         " new prefix that come together go to one worker, and wait longer",
         0,
     )
-    approximate_percent: int = key(
+    approximate_percent: int = setting(
         "credit for a token that was sent to a worker without events",
         90,
     )
-    prefill_tokens_per_second: int = key(
+    prefill_tokens_per_second: int = setting(
         "assumed speed of a worker, until policy.learn knows better",
         8_000,
         minimum=1,
@@ -444,76 +443,76 @@ class Cost:
 class Policy:
     """How a worker is picked."""
 
-    name: str = key("how workers are picked", "cost", choices=tuple(POLICIES))
-    header: str | None = key("a request header that may name another policy", None)
-    endpoints: int | None = key(
+    name: str = setting("how workers are picked", "cost", choices=tuple(POLICIES))
+    header: str | None = setting("a request header that may name another policy", None)
+    endpoints: int | None = setting(
         "most endpoints that the proxy is given, best first; by default 3, and 1 in the"
         " Endpoint Picker Protocol",
         None,
         minimum=1,
         maximum=8,
     )
-    session_header: str | tuple[str, ...] | None = key(
+    session_header: str | tuple[str, ...] | None = setting(
         "what names a session, for requests whose tokens are not known. auto: the headers"
         " x-claude-code-session-id, session-id, x-session-affinity, x-session-id, else the"
         " body's conversation, prompt_cache_key or metadata.user_id; none; or one header or a"
         " list",
         AUTO,
     )
-    rank_header: str | None = key(
+    rank_header: str | None = setting(
         "the request header that names the rank with most of the prompt, for ranks behind one"
         " port. auto: as each worker's release reads it; null: none",
         "auto",
     )
-    block_size: int = key(
+    block_size: int = setting(
         "tokens per cache block where nothing else gives it",
         16,
         minimum=1,
     )
-    cost: Cost = key("the weights of cost", Cost)
-    cache_aware: CacheAware = key("the settings of cache_aware", CacheAware)
-    prefix_cache: PrefixCacheSettings = key("the settings of prefix_cache", PrefixCacheSettings)
-    sample: int | None = key(
+    cost: Cost = setting("the weights of cost", Cost)
+    cache_aware: CacheAware = setting("the settings of cache_aware", CacheAware)
+    prefix_cache: PrefixCacheSettings = setting("the settings of prefix_cache", PrefixCacheSettings)
+    sample: int | None = setting(
         "random workers that cost compares, besides those that hold part of the prompt; 0:"
         " all. By default 32, or 12 among routers that share",
         None,
     )
-    speculative_ms: int = key(
+    speculative_ms: int = setting(
         "how long the blocks of a request in flight are expected on its worker",
         60_000,
     )
-    approximate_ms: int = key(
+    approximate_ms: int = setting(
         "how long a worker without events is expected to hold what was sent there",
         600_000,
     )
-    sent_bytes: int = key(
+    sent_bytes: int = setting(
         "memory for the record of sent prompts; one of 8k tokens takes about 40 entries of"
         " 160 bytes",
         64 * 1024 * 1024,
         minimum=1024,
     )
-    learn: bool = key(
+    learn: bool = setting(
         "true: each worker's speed is learned from its feed; false:"
         " policy.cost.prefill_tokens_per_second",
         default=True,
     )
-    scrape_interval_ms: int = key(
+    scrape_interval_ms: int = setting(
         "time between reads of each worker's /metrics; 0: never",
         0,
     )
-    probe_interval_ms: int | None = key(
+    probe_interval_ms: int | None = setting(
         "time between GET /health of each worker; two failures in a row eject it until it"
         " answers. By default only in doubt; 0: never",
         None,
     )
-    max_in_flight: int | None = key(
+    max_in_flight: int | None = setting(
         "most requests in flight on a worker, unless all have more",
         None,
         minimum=1,
     )
-    classes: Classes | None = key("classes of requests, which go before each other", None)
-    shed: bool = key("true: answer 429 if all workers are above max_in_flight", default=False)
-    refuse: bool = key("true: answer 503 if no worker may take a request", default=False)
+    classes: Classes | None = setting("classes of requests, which go before each other", None)
+    shed: bool = setting("true: answer 429 if all workers are above max_in_flight", default=False)
+    refuse: bool = setting("true: answer 503 if no worker may take a request", default=False)
 
 
 # When a model's tokens are compared with its workers'.
@@ -524,45 +523,47 @@ START, OFF = "start", "off"
 class RemoteTokenizerSettings:
     """The model's workers as its tokenizer (POST /tokenize), instead of local files."""
 
-    remote: bool = key(
+    remote: bool = setting(
         "true: the model's workers tokenize (POST /tokenize)",
         default=True,
     )
-    deadline_ms: int = key(
+    deadline_ms: int = setting(
         "how long an answer may take, within extproc.deadline_ms",
         200,
         minimum=1,
     )
-    connections: int = key("most connections to each worker", 8, minimum=1)
-    cache_bytes: int = key("memory for cached answers; 0: none", 64 * 1024 * 1024)
+    connections: int = setting("most connections to each worker", 8, minimum=1)
+    cache_bytes: int = setting("memory for cached answers; 0: none", 64 * 1024 * 1024)
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """A model as requests name it, and how its prompts become tokens."""
 
-    name: str = key("the name that requests use")
-    aliases: tuple[str, ...] = key("other names for it", ())
-    lora: tuple[str, ...] = key("adapter names that requests may use as the model", ())
-    tokenizer: str | RemoteTokenizerSettings | None = key(
+    name: str = setting("the name that requests use")
+    aliases: tuple[str, ...] = setting("other names for it", ())
+    lora: tuple[str, ...] = setting("adapter names that requests may use as the model", ())
+    tokenizer: str | RemoteTokenizerSettings | None = setting(
         "a directory, a tokenizer.json, a hub id in the local Hugging Face cache, or {remote:"
         " true}; without one, texts are compared",
         None,
     )
-    tokenizer_mode: str = key(
+    tokenizer_mode: str = setting(
         "as the engine's --tokenizer-mode: mistral takes tekken.json or tokenizer.model.v*;"
         " auto decides as vLLM does",
         "auto",
         choices=("auto", "hf", "mistral"),
     )
-    chat_template: str | None = key("a Jinja file instead of the model's chat template", None)
-    chat_template_kwargs: Mapping[str, Any] | None = key(
+    chat_template: str | None = setting("a Jinja file instead of the model's chat template", None)
+    chat_template_kwargs: Mapping[str, Any] | None = setting(
         "as the engine's --default-chat-template-kwargs: what templates get where a request does"
         " not say otherwise",
         None,
     )
-    policy: str | None = key("overrides policy.name for this model", None, choices=tuple(POLICIES))
-    verify: str = key(
+    policy: str | None = setting(
+        "overrides policy.name for this model", None, choices=tuple(POLICIES)
+    )
+    verify: str = setting(
         "start: tokens of golden requests are compared with each worker's POST /tokenize;"
         " off: only live traffic is",
         "start",
@@ -572,36 +573,36 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The configuration as dataclasses: each section is one, each key a field made by `key`."""
+    """The configuration as dataclasses: each section is one, each key a field made by `setting`."""
 
-    extproc: ExtProc = key("the gRPC server that Envoy talks to", ExtProc)
-    admin: Admin = key("the operator's HTTP server", Admin)
-    metrics: MetricsSettings = key("the HTTP server for scrapers", MetricsSettings)
-    log: Log = key("what is logged", Log)
-    log_prompts: bool = key("true puts prompt text into debug logs", default=False)
-    events: Events = key("whether the workers' events are used", Events)
-    models: tuple[Model, ...] = key("the models served, at least one", ())
-    workers: tuple[WorkerSettings, ...] = key(
+    extproc: ExtProc = setting("the gRPC server that Envoy talks to", ExtProc)
+    admin: Admin = setting("the operator's HTTP server", Admin)
+    metrics: MetricsSettings = setting("the HTTP server for scrapers", MetricsSettings)
+    log: Log = setting("what is logged", Log)
+    log_prompts: bool = setting("true puts prompt text into debug logs", default=False)
+    events: Events = setting("whether the workers' events are used", Events)
+    models: tuple[Model, ...] = setting("the models served, at least one", ())
+    workers: tuple[WorkerSettings, ...] = setting(
         "the engine servers; at least one, unless discovery finds them", ()
     )
-    discovery: DiscoverySettings = key(
+    discovery: DiscoverySettings = setting(
         "where workers are found that are not listed", DiscoverySettings
     )
-    policy: Policy = key("how a worker is picked", Policy)
-    steering: SteeringSettings = key("how many requests are steered", SteeringSettings)
-    disaggregation: Disaggregation = key(
+    policy: Policy = setting("how a worker is picked", Policy)
+    steering: SteeringSettings = setting("how many requests are steered", SteeringSettings)
+    disaggregation: Disaggregation = setting(
         "how a prompt may be computed by one worker and continued by another", Disaggregation
     )
-    stores: tuple[StoreSettings, ...] = key("stores of KV blocks that workers share", ())
-    sharing: SharingSettings | None = key("several routers that decide as one", None)
-    isolation: Isolation | None = key("tenants whose caches are kept apart", None)
-    accounting: Accounting = key("which parts of responses are read", Accounting)
-    report: ReportSettings = key("what GET /report tells", ReportSettings)
-    state: State = key("what the router knows after a restart", State)
-    recorder: RecorderSettings = key(
+    stores: tuple[StoreSettings, ...] = setting("stores of KV blocks that workers share", ())
+    sharing: SharingSettings | None = setting("several routers that decide as one", None)
+    isolation: Isolation | None = setting("tenants whose caches are kept apart", None)
+    accounting: Accounting = setting("which parts of responses are read", Accounting)
+    report: ReportSettings = setting("what GET /report tells", ReportSettings)
+    state: State = setting("what the router knows after a restart", State)
+    recorder: RecorderSettings = setting(
         "a recording of what passes, without prompts", RecorderSettings
     )
-    envoy: Envoy = key("what `kvsteer envoy` prints", Envoy)
+    envoy: Envoy = setting("what `kvsteer envoy` prints", Envoy)
 
     def model_of(self, worker: WorkerSettings) -> str:
         """Returns the name of the model that a worker serves."""

@@ -10,7 +10,7 @@ MAX_MS = 366 * 24 * 3600 * 1000
 MAX_BYTES = 2**40
 
 
-def key(
+def setting(
     doc: str,
     default: Any = MISSING,
     *,
@@ -20,7 +20,7 @@ def key(
 ) -> Any:
     """Declares a configuration key: its meaning and unit, its default, and the allowed values.
 
-    maximum: the largest value, if it is not `most` of the key's name.
+    maximum: the largest value, if it is not `largest_number` of the key's name.
     """
     metadata = {"doc": doc, "choices": choices, "minimum": minimum, "maximum": maximum}
     if isinstance(default, type):
@@ -28,7 +28,7 @@ def key(
     return field(default=default, metadata=metadata)
 
 
-def most(name: str) -> int:
+def largest_number(name: str) -> int:
     """Returns the largest number that a key of this name accepts."""
     if name.endswith("_ms"):
         return MAX_MS
@@ -43,9 +43,9 @@ LOG_FORMATS = ("text", "json")
 class Log:
     """What is logged to standard error."""
 
-    level: str = key("lowest severity logged", "info", choices=LOG_LEVELS)
-    format: str = key("lines of text or JSON", "text", choices=LOG_FORMATS)
-    decisions_percent: int = key(
+    level: str = setting("lowest severity logged", "info", choices=LOG_LEVELS)
+    format: str = setting("lines of text or JSON", "text", choices=LOG_FORMATS)
+    decisions_percent: int = setting(
         "percentage of decisions logged with all candidates and costs",
         0,
         maximum=100,
@@ -63,43 +63,43 @@ NIXL, OFFLOADING, MOONCAKE, SGLANG = CONNECTORS = ("nixl", "offloading", "moonca
 class Disaggregation:
     """How a prompt may be computed by one worker and continued by another."""
 
-    mode: str | None = key(
+    mode: str | None = setting(
         "who sends the second request: header, a sidecar beside the decode worker; mirror,"
         " Envoy; none: one worker per request",
         None,
         choices=MODES,
     )
-    connector: str = key(
+    connector: str = setting(
         "vLLM's NixlConnector (header only), OffloadingConnector with a p2p tier,"
         " MooncakeConnector, or SGLang's",
         NIXL,
         choices=CONNECTORS,
     )
-    min_uncached_tokens: int = key(
+    min_uncached_tokens: int = setting(
         "a prefill worker is used only if the decode worker lacks this many tokens",
         128,
     )
-    transfer_tokens_per_second: int = key(
+    transfer_tokens_per_second: int = setting(
         "assumed speed of KV transfers",
         100_000,
         minimum=1,
     )
-    interference_percent: int = key(
+    interference_percent: int = setting(
         "weight of the delay that computing a prompt causes each request on a decode worker",
         50,
     )
-    min_pulled_tokens: int | None = key(
+    min_pulled_tokens: int | None = setting(
         "a picked worker pulls blocks from another that holds this many more tokens"
         " (OffloadingConnector with a p2p tier, transfer_port set); by default never",
         None,
         minimum=1,
     )
-    price_pulls: bool = key(
+    price_pulls: bool = setting(
         "true: the pick counts what each worker could pull and how long that takes; needs"
         " min_pulled_tokens",
         default=False,
     )
-    transfer_port: int = key(
+    transfer_port: int = setting(
         "port on which prefill workers transfer KV blocks (mirror only)",
         8_998,
         minimum=1,
@@ -126,28 +126,28 @@ class Disaggregation:
 class SharingSettings:
     """Several routers that decide as one: where they meet, and how they authenticate each other."""
 
-    url: str = key(
+    url: str = setting(
         "valkey://, valkeys:// (TLS), redis:// or rediss://host:port, unix:///path; on one"
         " host, directory:/path"
     )
-    channel: str = key("channel of Valkey or Redis, one for a fleet", "kvsteer")
-    tick_ms: int = key(
+    channel: str = setting("channel of Valkey or Redis, one for a fleet", "kvsteer")
+    tick_ms: int = setting(
         "time between two messages of a router",
         10,
         minimum=1,
         maximum=1_000,
     )
-    name: str | None = key(
+    name: str | None = setting(
         "this router's name; by default host name and process id",
         None,
     )
-    username: str | None = key("user at Valkey or Redis (ACL)", None)
-    password_file: str | None = key("file with the password for Valkey or Redis", None)
-    ca: str | None = key(
+    username: str | None = setting("user at Valkey or Redis (ACL)", None)
+    password_file: str | None = setting("file with the password for Valkey or Redis", None)
+    ca: str | None = setting(
         "PEM file with the server's authorities; by default the system's",
         None,
     )
-    secret_file: str | None = key(
+    secret_file: str | None = setting(
         "file with 16 bytes or more, the same for all routers, that seals messages; by"
         " default the password or the channel's name",
         None,
@@ -163,13 +163,13 @@ STEERS_ALL = "must be 100: SGLang's decode workers answer nothing that only the 
 class SteeringSettings:
     """How many requests are steered; the others are decided and recorded, but left to the proxy."""
 
-    percent: float = key(
+    percent: float = setting(
         "percentage of requests steered, with decimals; changed at run time by SIGHUP or POST"
         " /steering",
         ALL_PERCENT,
         maximum=100,
     )
-    header: str | tuple[str, ...] | None = key(
+    header: str | tuple[str, ...] | None = setting(
         "a header or list: requests with the same value are all steered, or none. auto: those"
         " of policy.session_header: auto. By default the conversation's beginning",
         None,
@@ -185,7 +185,7 @@ class SteeringSettings:
 class ReportSettings:
     """What GET /report returns: the results of requests, by time."""
 
-    file: str | None = key(
+    file: str | None = setting(
         "file that keeps the report across restarts; process n uses FILE.n",
         None,
     )
@@ -195,12 +195,12 @@ class ReportSettings:
 class State:
     """A file with what the router knows, so that it is not cold after a restart."""
 
-    file: str | None = key(
+    file: str | None = setting(
         "file with what the workers hold, with which the router starts again: about 21 bytes"
         " a block; process n uses FILE.n",
         None,
     )
-    interval_ms: int = key(
+    interval_ms: int = setting(
         "time between two writes; also written at the stop",
         60_000,
         minimum=1_000,
@@ -212,12 +212,12 @@ class State:
 class ClassSettings:
     """A class of requests."""
 
-    name: str = key("its name in the header")
-    priority: int = key(
+    name: str = setting("its name in the header")
+    priority: int = setting(
         "its number for the engines' queues, lower first",
         0,
     )
-    max_in_flight: int | None = key(
+    max_in_flight: int | None = setting(
         "most requests of this class in flight on a worker; if all have as many: 429",
         None,
         minimum=1,
@@ -228,12 +228,12 @@ class ClassSettings:
 class Classes:
     """Classes of requests, such as interactive and batch, in the order of the engines' queues."""
 
-    header: str = key(
+    header: str = setting(
         "the request header that names the class; a filter before the router must set it and"
         " remove a client's own"
     )
-    default: str = key("the class of requests that name none or an unknown one")
-    of: tuple[ClassSettings, ...] = key("the classes, two at least")
+    default: str = setting("the class of requests that name none or an unknown one")
+    of: tuple[ClassSettings, ...] = setting("the classes, two at least")
 
 
 # What becomes of a request that names no tenant, and of all requests while the router is away.
@@ -245,28 +245,28 @@ OPEN, CLOSED = "open", "closed"
 class StoreSettings:
     """A store of KV blocks that several workers mount: what one put there, each can load."""
 
-    name: str = key("its name in /explain, /workers and metrics")
-    workers: tuple[str, ...] | None = key(
+    name: str = setting("its name in /explain, /workers and metrics")
+    workers: tuple[str, ...] | None = setting(
         "endpoints that mount it; by default those whose events name blocks of locality"
         " REMOTE (vLLM's STORAGE tiers)",
         None,
     )
-    worth_percent: int = key(
+    worth_percent: int = setting(
         "credit for a token in the store beyond what a worker holds",
         50,
         maximum=100,
     )
-    max_age_ms: int = key(
+    max_age_ms: int = setting(
         "a block counts for this long after it was last stored, at most twice as long",
         3_600_000,
         minimum=300_000,
     )
-    media: tuple[str, ...] = key(
+    media: tuple[str, ...] = setting(
         "media of its workers' events that lie in the store: [CPU] for LMCache and vLLM's"
         " MooncakeStoreConnector",
         (),
     )
-    zmq: str | None = key(
+    zmq: str | None = setting(
         "where Mooncake's master publishes (kv_events_bind_endpoint), tcp://host:port", None
     )
 
@@ -275,20 +275,20 @@ class StoreSettings:
 class Isolation:
     """Tenants whose caches are kept apart, by a salt in each request."""
 
-    header: str = key(
+    header: str = setting(
         "the request header that names the tenant; a filter before the router must set it and"
         " remove a client's own"
     )
-    secret_file: str = key(
+    secret_file: str = setting(
         "file with 16 bytes or more, the same for all routers, from which salts are made"
     )
-    without_tenant: str = key(
+    without_tenant: str = setting(
         "requests without that header: 403, or one salt for all of them",
         REFUSE,
         choices=(REFUSE, COMMON),
     )
-    share: tuple[str, ...] = key("models whose caches all tenants share", ())
-    fail: str = key(
+    share: tuple[str, ...] = setting("models whose caches all tenants share", ())
+    fail: str = setting(
         "while the router is away, Envoy sends requests on without a salt, or answers 5xx",
         CLOSED,
         choices=(OPEN, CLOSED),
@@ -299,29 +299,29 @@ class Isolation:
 class RecorderSettings:
     """A file in which requests are recorded, without their prompts."""
 
-    file: str | None = key(
+    file: str | None = setting(
         "file to which each request is written, without its prompt, as in Mooncake's trace",
         None,
     )
-    hours: int = key(
+    hours: int = setting(
         "hours that the recording covers at most; after half of them FILE becomes FILE.old",
         24,
         minimum=1,
         maximum=24 * 366,
     )
-    bytes: int = key(
+    bytes: int = setting(
         "most bytes of FILE and the older files together",
         256 * 1024 * 1024,
         minimum=1024 * 1024,
         maximum=MAX_BYTES,
     )
-    block_size: int = key(
+    block_size: int = setting(
         "prompt tokens for each number written; Mooncake uses 512",
         64,
         minimum=1,
         maximum=65_536,
     )
-    tenant_header: str | None = key(
+    tenant_header: str | None = setting(
         "the header that names the tenant, if isolation.header does not; lines have a digest of it",
         None,
     )
@@ -331,15 +331,15 @@ class RecorderSettings:
 class CacheAware:
     """The settings of policy `cache_aware`, the same as SMG's."""
 
-    cache_threshold_percent: int = key(
+    cache_threshold_percent: int = setting(
         "smallest share of the prompt for which a worker is preferred",
         30,
     )
-    balance_abs_requests: int = key(
+    balance_abs_requests: int = setting(
         "load alone decides if the busiest has this many requests more than the idlest",
         64,
     )
-    balance_rel_percent: int = key(
+    balance_rel_percent: int = setting(
         "and this percentage of the idlest's",
         150,
     )
@@ -349,11 +349,11 @@ class CacheAware:
 class PrefixCacheSettings:
     """The settings of policy `prefix_cache`, the same as AIBrix's."""
 
-    imbalance_requests: int = key(
+    imbalance_requests: int = setting(
         "load alone decides if the busiest has this many requests more than the idlest",
         8,
     )
-    sigma_percent: int = key(
+    sigma_percent: int = setting(
         "how far above the mean a worker with a match may be, in percent of the standard deviation",
         100,
     )
@@ -388,17 +388,17 @@ ANY, STANDBY, CONVERSATION = ROUTER_CHOICES = ("any", "standby", "conversation")
 class Routers:
     """Several routers, and how Envoy chooses among them."""
 
-    addresses: tuple[str, ...] = key(
+    addresses: tuple[str, ...] = setting(
         "where Envoy reaches the routers, host:port or unix:PATH; a host name may resolve to"
         " several"
     )
-    choice: str = key(
+    choice: str = setting(
         "any: each in turn; standby: the first that is ready; conversation: the same for"
         " equal conversation headers",
         ANY,
         choices=ROUTER_CHOICES,
     )
-    conversation_headers: tuple[str, ...] = key(
+    conversation_headers: tuple[str, ...] = setting(
         "headers that name a conversation; the first that a request has counts",
         SESSION_HEADERS,
     )
@@ -408,13 +408,12 @@ class Routers:
 class RouterTls:
     """How Envoy checks the router's certificate and presents its own; PEM files on Envoy's host."""
 
-    ca: str = key("PEM file: authorities of the router's certificate")
-    name: str | None = key(
+    ca: str = setting("PEM file: authorities of the router's certificate")
+    name: str | None = setting(
         "DNS name that the router's certificate must have, and for SNI; by default any",
         None,
     )
-    certificate: str | None = key(
+    certificate: str | None = setting(
         "PEM file: Envoy's own certificate, if extproc.tls.client_ca is set", None
     )
-    # last, since it hides the function of that name
-    key: str | None = key("PEM file: its private key", None)
+    key: str | None = setting("PEM file: its private key", None)

@@ -9,7 +9,7 @@ from extproc.config.sections import BOTH
 from extproc.fleet.feeds.rank_pins import RankPins
 from extproc.fleet.records.table import Table
 from extproc.fleet.records.worker import Worker
-from extproc.requests.dialect import Dialect, ModelDialects, spoken_by
+from extproc.requests.dialect import Dialect, ModelDialects, model_dialects
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.candidates.pins import RankChoice
 from extproc.routing.claims.claim_table import Holdings
@@ -80,7 +80,9 @@ class Candidates:
             }
             engines = {one.name: one.engine for one in workers}
             printed = {one.name: one.printed for one in workers if one.printed is not None}
-            known = self._dialects[model] = spoken_by(engines, own, arguments, printed, keywords)
+            known = self._dialects[model] = model_dialects(
+                engines, own, arguments, printed, keywords
+            )
         return known
 
     def dialect_of(self, worker: Worker) -> Dialect | None:

@@ -51,7 +51,7 @@ class EngineKnowledge:
     def note_printed(self, worker: Worker, printed: Printed) -> None:
         """Notes how a worker prints the tools of responses."""
         worker.printed = printed
-        self.proofs.reprinted(worker)
+        self.proofs.note_printing(worker)
         self._candidates.note_change()
 
     def note_restart(self, worker: Worker) -> None:
@@ -76,7 +76,7 @@ class EngineKnowledge:
         """Notes that a worker's engine changed: what was proved for its releases counts no more."""
         worker = self._records.get(name)
         if worker is not None:
-            self.proofs.respoken(worker)
+            self.proofs.note_engine(worker)
             worker.printed = None
             worker.pin_findings = PinFindings()
             self.reuse.note_engine(worker)

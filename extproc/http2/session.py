@@ -8,7 +8,7 @@ from dataclasses import astuple
 
 from extproc._core import Budget, Session
 from extproc.http2.limits import Limits
-from extproc.http2.reading import Reading
+from extproc.http2.method_decoder import MethodDecoder
 
 
 class Sessions:
@@ -19,7 +19,11 @@ class Sessions:
     """
 
     def __init__(
-        self, limits: Limits, max_message_bytes: int, max_bytes: int, reading: Reading | None = None
+        self,
+        limits: Limits,
+        max_message_bytes: int,
+        max_bytes: int,
+        reading: MethodDecoder | None = None,
     ) -> None:
         self.budget = Budget(max_bytes)
         self._reading = reading

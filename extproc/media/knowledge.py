@@ -9,10 +9,10 @@ import msgspec
 from extproc.media.averages import Averages
 from extproc.media.identities import Identities
 from extproc.media.learning import MediaLearning
-from extproc.media.prompts import Filled, MediaPrompt, filled
+from extproc.media.prompts import FilledPrompt, MediaPrompt, filled
 from extproc.requests.media import MediaDigests
 from extproc.requests.prompt import MediaPart
-from extproc.tokenizing.holes import Parts
+from extproc.tokenizing.media_parts import MediaParts
 from kvstate.media import MediaFold
 
 _sorted = msgspec.msgpack.Encoder(order="sorted")
@@ -42,7 +42,7 @@ class MediaKnowledge:
 
     def prompt(
         self,
-        parts: Parts,
+        parts: MediaParts,
         media: Sequence[MediaPart],
         namespace: tuple[str, str | None, str | None],
         arguments: Mapping[str, Any],
@@ -60,7 +60,7 @@ class MediaKnowledge:
         keys = tuple([self.digests.of(root + item.digest) for item in items])
         return MediaPrompt(model, lora, salt, parts.texts, parts.written, items, keys, has_own_ids)
 
-    def filled(self, prompt: MediaPrompt) -> Filled:
+    def filled(self, prompt: MediaPrompt) -> FilledPrompt:
         """Returns a prompt with its items, up to the first that is not known."""
         is_split = self.learning.splits.is_proved(prompt.model)
         return filled(prompt, self.identities.find, self._fold, is_split=is_split)

@@ -34,7 +34,7 @@ def _report_to_nobody(_: bytes, __: Identity) -> None:
     pass
 
 
-class Waiting:
+class WaitingRequest:
     """A request that waits for what its worker stores.
 
     until: when it is given up, in seconds of one monotonic clock. since: the number of the last
@@ -78,8 +78,8 @@ class MediaLearning:
         self.splits = Splits()
         self._identities = identities
         self._monotonic = monotonic
-        self._waiting: dict[str, list[Waiting]] = {}
-        self._by_prompt: dict[MediaPrompt, Waiting] = {}
+        self._waiting: dict[str, list[WaitingRequest]] = {}
+        self._by_prompt: dict[MediaPrompt, WaitingRequest] = {}
         self._chains: OrderedDict[tuple[str, BlockHash], Chain] = OrderedDict()
         self._stored_tokens = 0
         self._number = 0
@@ -95,7 +95,7 @@ class MediaLearning:
         if len(others) >= MAX_WAITING:
             self._drop(others[0])
         before, until = self._identities_of(prompt), now + MAX_SECONDS
-        waiting = Waiting(worker, prompt, before, self._number, until, is_known=is_known)
+        waiting = WaitingRequest(worker, prompt, before, self._number, until, is_known=is_known)
         self._waiting.setdefault(worker, []).append(waiting)
         self._by_prompt[prompt] = waiting
 
@@ -137,7 +137,7 @@ class MediaLearning:
             self._match(chain, list(waiting))
             self._settle(waiting)
 
-    def _match(self, chain: Chain, waiting: Sequence[Waiting]) -> None:
+    def _match(self, chain: Chain, waiting: Sequence[WaitingRequest]) -> None:
         """Notes for which requests a chain may have been stored."""
         known = [one for one in waiting if one.is_known]
         if any(self._findings(chain, one) is not None for one in known):
@@ -161,7 +161,7 @@ class MediaLearning:
                 elif len(waiting) == 1 and one.prompt.may_depend and _differs(chain, one):
                     self.splits.refute(one.prompt.model)
 
-    def _see_split(self, chain: Chain, one: Waiting, found: Findings) -> None:
+    def _see_split(self, chain: Chain, one: WaitingRequest, found: Findings) -> None:
         """Notes that a prompt's items do not depend on each other, if a chain of it shows that."""
         if one.prompt.may_depend and not self.splits.is_proved(one.prompt.model):
             own = {token for token in chain.tokens if token >= FIRST_PAD}
@@ -171,7 +171,7 @@ class MediaLearning:
     def _identities_of(self, prompt: MediaPrompt) -> Sequence[Identity | None]:
         return tuple(map(self._identities.find, prompt.keys))
 
-    def _findings(self, chain: Chain, one: Waiting) -> Findings | None:
+    def _findings(self, chain: Chain, one: WaitingRequest) -> Findings | None:
         found = findings_in(chain, one.prompt, self._identities_of(one.prompt))
         if found is None:
             return None
@@ -179,7 +179,7 @@ class MediaLearning:
         names = {(keys[number], made.name) for number, made in found.items()}
         return found if len(names) == len({key for key, _ in names}) else None
 
-    def _contradicts(self, chain: Chain, one: Waiting) -> bool:
+    def _contradicts(self, chain: Chain, one: WaitingRequest) -> bool:
         """Returns whether a chain is as like a request as the one that it learned from, with other
         items: then either may be its own.
         """
@@ -190,7 +190,7 @@ class MediaLearning:
             if number in one.learned
         )
 
-    def _settle(self, waiting: Sequence[Waiting]) -> None:
+    def _settle(self, waiting: Sequence[WaitingRequest]) -> None:
         """Learns each item that only one name is left for, which is left for no other item."""
         is_changed = True
         while is_changed:
@@ -198,7 +198,7 @@ class MediaLearning:
             for one in waiting:
                 is_changed |= bool(one.matches) and self._learn_sole(one, waiting)
 
-    def _learn_sole(self, one: Waiting, waiting: Sequence[Waiting]) -> bool:
+    def _learn_sole(self, one: WaitingRequest, waiting: Sequence[WaitingRequest]) -> bool:
         """Learns the items of a request that are settled; returns whether there are any."""
         keys, is_changed = one.prompt.keys, False
         for number in sorted({number for found in one.matches.values() for number in found}):
@@ -213,7 +213,7 @@ class MediaLearning:
                     is_changed |= self._learn(one, number, longest)
         return is_changed
 
-    def _is_open(self, name: object, key: bytes, waiting: Sequence[Waiting]) -> bool:
+    def _is_open(self, name: object, key: bytes, waiting: Sequence[WaitingRequest]) -> bool:
         """Returns whether no other item was learned by a name."""
         return not any(
             made.name == name and other.prompt.keys[number] != key
@@ -221,7 +221,7 @@ class MediaLearning:
             for number, made in other.learned.items()
         )
 
-    def _learn(self, one: Waiting, number: int, made: Identity) -> bool:
+    def _learn(self, one: WaitingRequest, number: int, made: Identity) -> bool:
         if one.learned.get(number) == made:
             return False
         one.learned[number] = made
@@ -232,7 +232,7 @@ class MediaLearning:
         self._identities.put(key, made)
         self.report(key, made)
 
-    def _unlearn(self, one: Waiting) -> None:
+    def _unlearn(self, one: WaitingRequest) -> None:
         for key in one.prompt.keys:
             self._identities.drop(key)
         self._drop(one)
@@ -250,7 +250,7 @@ class MediaLearning:
         for one in [one for one in self._waiting.get(worker, ()) if one.until <= now]:
             self._drop(one)
 
-    def _drop(self, waiting: Waiting) -> None:
+    def _drop(self, waiting: WaitingRequest) -> None:
         self._by_prompt.pop(waiting.prompt, None)
         others = self._waiting[waiting.worker]
         others.remove(waiting)
@@ -295,14 +295,14 @@ class MediaLearning:
             self._put(key, made)
 
 
-def _differs(chain: Chain, one: Waiting) -> bool:
+def _differs(chain: Chain, one: WaitingRequest) -> bool:
     """Returns whether a chain is like a prompt whose known items are others."""
     found = findings_in(chain, one.prompt, [None] * len(one.before)) or {}
     known = [(one.before[number], made) for number, made in found.items()]
     return any(before is not None and before.name != made.name for before, made in known)
 
 
-def _is_sole(chain: int, key: bytes, name: object, waiting: Sequence[Waiting]) -> bool:
+def _is_sole(chain: int, key: bytes, name: object, waiting: Sequence[WaitingRequest]) -> bool:
     """Returns whether a chain says of one item alone that it has a name."""
     return not any(
         made.name == name and one.prompt.keys[number] != key
@@ -311,7 +311,7 @@ def _is_sole(chain: int, key: bytes, name: object, waiting: Sequence[Waiting]) -
     )
 
 
-def _forget_chains(waiting: Sequence[Waiting], chains: Sequence[int]) -> None:
+def _forget_chains(waiting: Sequence[WaitingRequest], chains: Sequence[int]) -> None:
     for one in waiting:
         for chain in chains:
             one.matches.pop(chain, None)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from extproc.media.identities import MAX_RUNS
-from extproc.media.item_news import ItemNews
+from extproc.media.item_report import ItemReport
 from extproc.media.knowledge import MediaKnowledge
 from kvstate.undecodable import decode_saved
 
@@ -27,7 +27,7 @@ class _Piece(msgspec.Struct, frozen=True, array_like=True):
     """Some items. tag: of the secret."""
 
     tag: bytes
-    items: tuple[ItemNews, ...]
+    items: tuple[ItemReport, ...]
 
 
 _decoder = msgspec.msgpack.Decoder(_Piece)
@@ -46,11 +46,11 @@ class MediaMemory:
 
     def saved(self) -> Iterator[bytes]:
         """Yields the items that are known now, some at a time, as bytes."""
-        some: list[ItemNews] = []
+        some: list[ItemReport] = []
         runs = 0
         for key in self._identities.ordered_keys():
             identity = self._identities.look_at(key)
-            news = None if identity is None else ItemNews.of(key, identity)
+            news = None if identity is None else ItemReport.of(key, identity)
             if news is None:
                 continue
             if len(some) == ITEMS_AT_ONCE or runs + len(news.runs) > RUNS_AT_ONCE:
@@ -60,7 +60,7 @@ class MediaMemory:
             runs += len(news.runs)
         yield self._encoded(some)
 
-    def _encoded(self, items: list[ItemNews]) -> bytes:
+    def _encoded(self, items: list[ItemReport]) -> bytes:
         return msgspec.msgpack.encode(_Piece(self._tag, tuple(items)))
 
     def restore(self, contents: bytes) -> None:

@@ -38,7 +38,7 @@ class MediaPrompt(msgspec.Struct, frozen=True, gc=False, eq=False):
         return self.has_own_ids and len(set(self.keys)) > 1
 
 
-class Filled(msgspec.Struct, frozen=True, gc=False):
+class FilledPrompt(msgspec.Struct, frozen=True, gc=False):
     """A prompt as far as its items are known.
 
     tokens: its ids, folded, and one or two of what follows if that is not known. identities: of its
@@ -61,7 +61,7 @@ def filled(
     fold: MediaFold,
     *,
     is_split: bool = False,
-) -> Filled:
+) -> FilledPrompt:
     """Returns a prompt with its items in their places, up to the first that is not known.
 
     is_split: whether it is known that an item does not depend on the others.
@@ -78,7 +78,7 @@ def filled(
         if identity is None or start + identity.count > MAX_PROMPT_TOKENS:
             # the mark before it is the template's, and one more id stands for what follows
             tokens.extend(prompt.written[number][:2])
-            return Filled(tokens, identities, sure, text_tokens, start, is_whole=False)
+            return FilledPrompt(tokens, identities, sure, text_tokens, start, is_whole=False)
         tokens.extend(identity.tokens)
         if identity.identifier is not None and start + identity.lead < len(tokens):
             at = start + identity.lead
@@ -86,6 +86,6 @@ def filled(
         if not identity.is_whole:
             known = len(tokens)
             tokens.append(identity.next_token)
-            return Filled(tokens, identities, sure, text_tokens, known, is_whole=False)
+            return FilledPrompt(tokens, identities, sure, text_tokens, known, is_whole=False)
         tokens.extend(prompt.texts[number + 1])
-    return Filled(tokens, identities, sure, text_tokens, len(tokens), is_whole=True)
+    return FilledPrompt(tokens, identities, sure, text_tokens, len(tokens), is_whole=True)

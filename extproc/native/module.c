@@ -110,7 +110,7 @@ typedef struct {
     PyObject *path, *decoder; /* of the calls whose messages are read; NULL if none are */
 } CoreSession;
 
-/* reading: None, or extproc.http2.reading.Reading. */
+/* reading: None, or extproc.http2.method_decoder.MethodDecoder. */
 static bool take_reading(CoreSession *self, PyObject *reading) {
     char *path;
     Py_ssize_t length;

@@ -111,10 +111,10 @@ class Faults:
 
     def _tell(self, appeared: Sequence[Fault], ended: Sequence[Fault]) -> None:
         for fault in appeared:
-            if not KINDS[fault.code].is_told:
+            if not KINDS[fault.code].is_logged:
                 log.warning("%s: %s", fault.code, fault)
         for fault in ended:
-            if not KINDS[fault.code].is_told:
+            if not KINDS[fault.code].is_logged:
                 log.info("%s: %s: has ended", fault.code, fault.subject)
 
 

@@ -15,13 +15,8 @@ import msgspec
 from extproc.base.errors import RequestError
 from extproc.proof.golden_added import text_with
 from extproc.proof.state import Comparison, GoldenVerdict, Mismatch
-from extproc.requests import (
-    chat_request,
-    completion_request,
-    messages_request,
-    responses_request,
-    rust_chat,
-)
+from extproc.requests import chat_request, messages_request, responses_request, rust_chat
+from extproc.requests.completion_request import parse_completion
 from extproc.requests.dialect import Dialect
 from extproc.requests.prompt import (
     CONVERSATION,
@@ -34,10 +29,10 @@ from extproc.requests.prompt import (
     TEXT,
     TOOLS,
     Chat,
-    Given,
     InferenceRequest,
     Prompt,
     Text,
+    TokenIds,
     blamed,
     forms_of,
 )
@@ -45,7 +40,7 @@ from extproc.tokenizing.remote_tokenizer_wire import PATH, answered, question
 from kvstate.overlap import Tokens, shared_tokens
 
 
-class Golden(NamedTuple):
+class GoldenRequest(NamedTuple):
     """A golden request.
 
     name: in words. prompt: as KVSteer parses it. of_tokenizer: the forms of all of a tokenizer's
@@ -53,7 +48,7 @@ class Golden(NamedTuple):
     """
 
     name: str
-    prompt: Chat | Given | Text
+    prompt: Chat | TokenIds | Text
     of_tokenizer: int = 0
     why: str = ""
 
@@ -67,7 +62,7 @@ class Golden(NamedTuple):
 
         model: the name by which the engine knows the model; None for the one that it serves.
         """
-        assert not isinstance(self.prompt, Given)  # nothing is to be tokenized
+        assert not isinstance(self.prompt, TokenIds)  # nothing is to be tokenized
         # where releases vary, a prompt is keyed only if no special token is added in any of them
         return question(msgspec.structs.replace(self.prompt, special_tokens_vary=False), model)
 
@@ -127,18 +122,18 @@ _MESSAGES = {
 _RESPONSE = {"instructions": _SYSTEM["content"], "input": TEXTS[0]}
 
 
-def _golden(name: str, parse: Callable[[bytes], InferenceRequest], body: object) -> Golden:
+def _golden(name: str, parse: Callable[[bytes], InferenceRequest], body: object) -> GoldenRequest:
     (prompt,) = parse(json.dumps(body).encode()).prompts
     assert isinstance(prompt, Chat | Text)
-    return Golden(name, prompt)
+    return GoldenRequest(name, prompt)
 
 
 # Shows how a tokenizer cuts texts; without special tokens, which are another matter.
-_CUTS = Golden("a text of many kinds", Text(CUT_TEXT, add_special_tokens=False))
+_CUTS = GoldenRequest("a text of many kinds", Text(CUT_TEXT, add_special_tokens=False))
 
 # The simplest ones first, since the first that differs is reported.
-GOLDEN: Sequence[Golden] = (
-    *(_golden(repr(text[:20]), completion_request.parse, {"prompt": text}) for text in TEXTS),
+GOLDEN: Sequence[GoldenRequest] = (
+    *(_golden(repr(text[:20]), parse_completion, {"prompt": text}) for text in TEXTS),
     _CUTS,
     *(_golden(name, chat_request.parse, body) for name, body in _CHATS.items()),
     _golden("messages (Anthropic's API)", messages_request.parse, _MESSAGES),
@@ -149,7 +144,7 @@ GOLDEN: Sequence[Golden] = (
 class GoldenTokens(NamedTuple):
     """A golden request's tokens, here and in the engine; the reason in words if there are none."""
 
-    golden: Golden
+    golden: GoldenRequest
     own: Tokens | str
     engines: Tokens | str
 
@@ -208,7 +203,7 @@ class NoTokenizeError(Exception):
     """A worker does not tokenize; the message says why."""
 
 
-def golden_for(encoder: GoldenEncoder, dialect: Dialect) -> Sequence[Golden]:
+def golden_for(encoder: GoldenEncoder, dialect: Dialect) -> Sequence[GoldenRequest]:
     """Returns the golden requests of a model, for a worker that speaks a dialect.
 
     What engines render in code depends on the release, and so has a form of its own; so has what a
@@ -231,17 +226,17 @@ _OTHER_TOKENS = (
 )
 
 
-def _with_added(encoder: GoldenEncoder) -> Iterator[Golden]:
+def _with_added(encoder: GoldenEncoder) -> Iterator[GoldenRequest]:
     text = text_with(encoder.added_tokens)
     if text:
         alone = Text(text, add_special_tokens=False)
-        yield Golden("a text with added tokens", alone, encoder.text_forms, _OTHER_TOKENS)
+        yield GoldenRequest("a text with added tokens", alone, encoder.text_forms, _OTHER_TOKENS)
         turns = {"messages": [{"role": "user", "content": text}]}
         name = "a conversation with added tokens"
         yield _golden(name, chat_request.parse, turns)._replace(why=_OTHER_TOKENS)
 
 
-def _of_rust(golden: Golden, dialect: Dialect, more_forms: int) -> Golden:
+def _of_rust(golden: GoldenRequest, dialect: Dialect, more_forms: int) -> GoldenRequest:
     if not isinstance(golden.prompt, Chat):
         return golden
     prompt = rust_chat.in_its_terms(golden.prompt, dialect)
@@ -249,7 +244,7 @@ def _of_rust(golden: Golden, dialect: Dialect, more_forms: int) -> Golden:
     return golden._replace(prompt=prompt)
 
 
-def _in_code(golden: Golden, dialect: Dialect) -> Golden:
+def _in_code(golden: GoldenRequest, dialect: Dialect) -> GoldenRequest:
     prompt = golden.prompt
     if not isinstance(prompt, Chat):
         return golden
@@ -263,7 +258,7 @@ _NOT_SHOWN = f"the engine's {PATH} renders conversations otherwise than its othe
 
 def golden_tokens(
     encoder: GoldenEncoder,
-    golden: Sequence[Golden],
+    golden: Sequence[GoldenRequest],
     ours: Sequence[Tokens | str],
     engines: Sequence[Tokens | str],
 ) -> list[GoldenTokens]:
@@ -271,16 +266,16 @@ def golden_tokens(
 
     golden: `golden_for`. ours: `own_tokens`. engines: `tokens_there`.
     """
-    told = [GoldenTokens(*one) for one in zip(golden, ours, engines, strict=True)]
+    tokens = [GoldenTokens(*one) for one in zip(golden, ours, engines, strict=True)]
     if encoder.is_shown_by_tokenize:
-        return told
+        return tokens
     return [
         one._replace(engines=_NOT_SHOWN) if _is_rendered_otherwise(one.golden) else one
-        for one in told
+        for one in tokens
     ]
 
 
-def _is_rendered_otherwise(golden: Golden) -> bool:
+def _is_rendered_otherwise(golden: GoldenRequest) -> bool:
     """Returns whether a model's own code renders a golden request, and POST /tokenize does not.
 
     A Rust front end renders conversations alike for both. Source: vLLM 0.33.0,
@@ -289,12 +284,14 @@ def _is_rendered_otherwise(golden: Golden) -> bool:
     return isinstance(golden.prompt, Chat) and not golden.forms & FRONT_END
 
 
-def own_tokens(encoder: GoldenEncoder, golden: Sequence[Golden] = GOLDEN) -> list[Tokens | str]:
+def own_tokens(
+    encoder: GoldenEncoder, golden: Sequence[GoldenRequest] = GOLDEN
+) -> list[Tokens | str]:
     """Returns KVSteer's tokens of golden requests; this takes some milliseconds."""
     return [_encoded(encoder, one) for one in golden]
 
 
-def _encoded(encoder: GoldenEncoder, golden: Golden) -> Tokens | str:
+def _encoded(encoder: GoldenEncoder, golden: GoldenRequest) -> Tokens | str:
     try:
         return encoder.encode(golden.prompt)
     except RequestError as error:
@@ -304,15 +301,16 @@ def _encoded(encoder: GoldenEncoder, golden: Golden) -> Tokens | str:
 async def tokens_there(
     post: Callable[[bytes], Awaitable[tuple[int, bytes]]],
     model: str | None,
-    requests: Sequence[Golden] = GOLDEN,
+    requests: Sequence[GoldenRequest] = GOLDEN,
 ) -> list[Tokens | str]:
     """Returns an engine's tokens of golden requests; equal questions are asked once.
 
     post: sends a question to POST /tokenize, and returns the status and at most one byte more than
-    MAX_ANSWER_BYTES; it raises SilentError if there is no answer. model: as in `Golden.question`.
+    MAX_ANSWER_BYTES; it raises TokenizerSilentError if there is no answer. model: as in
+    `Golden.question`.
 
     Raises:
-        SilentError, NoTokenizeError: there is no answer at all.
+        TokenizerSilentError, NoTokenizeError: there is no answer at all.
     """
     found: dict[bytes, Tokens | str] = {}
     for golden in requests:
@@ -338,7 +336,7 @@ def _answer(status: int, body: bytes) -> Tokens | str:
         raise TokenizerSilentError(f"{PATH}: an answer that cannot be read") from None
 
 
-def comparison(told: Iterable[GoldenTokens], text_of: TextOf) -> Comparison:
+def comparison(tokens: Iterable[GoldenTokens], text_of: TextOf) -> Comparison:
     """Returns what golden requests say about an engine's tokens.
 
     A form is the same if one of its requests was compared and none differs. A difference is blamed
@@ -349,8 +347,8 @@ def comparison(told: Iterable[GoldenTokens], text_of: TextOf) -> Comparison:
     """
     found: dict[int, GoldenVerdict] = {}
     compared, why, first = 0, "", None
-    told = list(told)
-    for golden, here, there in told:
+    tokens = list(tokens)
+    for golden, here, there in tokens:
         if isinstance(here, str):
             continue  # such requests are not keyed, so nothing is claimed about them
         if isinstance(there, str):
@@ -359,7 +357,7 @@ def comparison(told: Iterable[GoldenTokens], text_of: TextOf) -> Comparison:
             _note(found, golden.forms, GoldenVerdict(None, reason))
             continue
         compared += 1
-        switched = _switched_like(golden, there, told)
+        switched = _switched_like(golden, there, tokens)
         different = mismatch(golden._replace(why=golden.why or switched), here, there, text_of)
         if different is None:
             _note(found, golden.forms, GoldenVerdict(is_same=True))
@@ -378,12 +376,12 @@ _DEFAULTS = (
 )
 
 
-def _switched_like(golden: Golden, engines: Tokens, told: Iterable[GoldenTokens]) -> str:
+def _switched_like(golden: GoldenRequest, engines: Tokens, tokens: Iterable[GoldenTokens]) -> str:
     """Returns how an engine's tokens come about, if they are ours with thinking on or off."""
     prompt = golden.prompt
     if not isinstance(prompt, Chat):
         return ""
-    for other, ours, _ in told:
+    for other, ours, _ in tokens:
         if not isinstance(other.prompt, Chat) or not other.forms & SWITCHES:
             continue
         if other.prompt.messages == prompt.messages and ours == engines:
@@ -400,7 +398,9 @@ def _note(found: dict[int, GoldenVerdict], forms: int, verdict: GoldenVerdict) -
                 found[form] = verdict
 
 
-def mismatch(golden: Golden, ours: Tokens, engines: Tokens, text_of: TextOf) -> Mismatch | None:
+def mismatch(
+    golden: GoldenRequest, ours: Tokens, engines: Tokens, text_of: TextOf
+) -> Mismatch | None:
     """Returns where the tokens of a golden request first differ, None if they do not."""
     at = shared_tokens(ours, engines)
     if at == len(ours) == len(engines):
@@ -440,7 +440,7 @@ def _place_in_text(text: str) -> str:
     return f"after {text[-_SHOWN:]!r}, " if text else ""
 
 
-def cause(golden: Golden, ours: Tokens, engines: Tokens, text_of: TextOf) -> str:
+def cause(golden: GoldenRequest, ours: Tokens, engines: Tokens, text_of: TextOf) -> str:
     """Returns the likely cause of a mismatch, in words."""
     here, there = text_of(ours[:_MOST_TOKENS]), text_of(engines[:_MOST_TOKENS])
     return (
@@ -455,25 +455,25 @@ def cause(golden: Golden, ours: Tokens, engines: Tokens, text_of: TextOf) -> str
     )
 
 
-def _of_given(golden: Golden) -> str:
-    if isinstance(golden.prompt, Given):
+def _of_given(golden: GoldenRequest) -> str:
+    if isinstance(golden.prompt, TokenIds):
         return "it renders the conversation and ignores kv_transfer_params.prompt_token_ids"
     return ""
 
 
-def _of_class(golden: Golden) -> str:
+def _of_class(golden: GoldenRequest) -> str:
     if golden.of_tokenizer & CUT:
         return "its transformers cuts texts as tokenizer_class says, not as tokenizer.json does"
     return ""
 
 
-def _of_front_end(golden: Golden) -> str:
+def _of_front_end(golden: GoldenRequest) -> str:
     if golden.forms & FRONT_END:
         return "the engine's Rust front end renders this template in another way than is known here"
     return ""
 
 
-def _of_form(golden: Golden, here: str, there: str) -> str:
+def _of_form(golden: GoldenRequest, here: str, there: str) -> str:
     """Returns the likely cause: what this request has and the simpler ones before it lack."""
     if golden.forms & TEXT:
         return "another tokenizer or vocabulary"
@@ -486,7 +486,7 @@ def _of_form(golden: Golden, here: str, there: str) -> str:
     return "the chat template is another one, or the engine's front end is, such as one in Rust"
 
 
-def _of_date(golden: Golden, here: str, there: str) -> str:
+def _of_date(golden: GoldenRequest, here: str, there: str) -> str:
     if here != there and _DATE.sub("", here) == _DATE.sub("", there):
         if golden.forms & DAYS:
             return f"{_instead(here, there)}: the Rust front end writes the date of its own start"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from extproc.base.errors import RequestError
-from extproc.proof.golden import Golden, GoldenEncoder, TextOf, in_words, mismatch
+from extproc.proof.golden import GoldenEncoder, GoldenRequest, TextOf, in_words, mismatch
 from extproc.proof.state import GoldenVerdict
 from extproc.requests.dialect import Dialect, rivals_of
 from extproc.requests.prompt import (
@@ -29,8 +29,8 @@ from extproc.requests.prompt import (
     FRONT_END,
     PRINTED,
     Chat,
-    Given,
     Prompt,
+    TokenIds,
     forms_of,
 )
 from extproc.requests.request import CHAT_PATH, parse
@@ -177,7 +177,7 @@ class OwnPrompt(NamedTuple):
     """A golden request that a release reads in its own way. forms: only those, without others."""
 
     question: FormQuestion
-    prompt: Chat | Given
+    prompt: Chat | TokenIds
     forms: int
     tokens: Tokens
 
@@ -196,7 +196,7 @@ def _own_prompt(encoder: FormEncoder, dialect: Dialect, question: FormQuestion) 
     body = json.dumps(question.body).encode()
     try:
         (prompt,) = parse(question.path, body, lambda _: dialect).prompts
-        assert isinstance(prompt, Chat | Given)
+        assert isinstance(prompt, Chat | TokenIds)
         started = encoder.start(prompt)
         # they show no cuts; a front end and its date are shown by simpler requests, each time
         shown = BY_RELEASE & ~(CUT | FRONT_END | DAYS)
@@ -295,18 +295,20 @@ def _ids(answer: bytes) -> Tokens | None:
 
 
 # A golden request, and the engine's ids for it; None if it does not show them.
-Told = tuple[OwnPrompt, Tokens | None]
+OwnAnswer = tuple[OwnPrompt, Tokens | None]
 
 
 def rival_shown(
-    encoder: FormEncoder, dialect: Dialect, told: Sequence[Told]
-) -> tuple[Dialect, Sequence[Told]] | None:
+    encoder: FormEncoder, dialect: Dialect, results: Sequence[OwnAnswer]
+) -> tuple[Dialect, Sequence[OwnAnswer]] | None:
     """Returns the dialect that a worker shows instead of the one that was tried first.
 
     With the same answers beside the prompts in that dialect; None if it shows no other one.
     """
-    answers = {own.question.name: theirs for own, theirs in told}
-    if all(theirs is None or own.tokens == theirs for own, theirs in told if own.forms & PRINTED):
+    answers = {own.question.name: theirs for own, theirs in results}
+    if all(
+        theirs is None or own.tokens == theirs for own, theirs in results if own.forms & PRINTED
+    ):
         return None
     for rival in rivals_of(dialect):
         again = [
@@ -318,7 +320,7 @@ def rival_shown(
     return None
 
 
-def verdicts(told: Sequence[Told], text_of: TextOf, known: int) -> dict[int, GoldenVerdict]:
+def verdicts(results: Sequence[OwnAnswer], text_of: TextOf, known: int) -> dict[int, GoldenVerdict]:
     """Returns what an engine's ids say about the forms that releases read differently.
 
     A form is the same if a request of it was, and none of it differs. A difference is blamed on the
@@ -327,10 +329,10 @@ def verdicts(told: Sequence[Told], text_of: TextOf, known: int) -> dict[int, Gol
     """
     same = known
     different: list[tuple[int, GoldenVerdict]] = []
-    for own, theirs in told:
+    for own, theirs in results:
         if theirs is None:
             continue
-        golden = Golden(own.question.name, own.prompt)
+        golden = GoldenRequest(own.question.name, own.prompt)
         found = mismatch(golden, own.tokens, theirs, text_of)
         if found is None:
             same |= own.forms

@@ -11,7 +11,7 @@ That a prompt is not held any more is therefore no evidence, however small and f
 the moment a request is sent, the index watches for the key of its last block (`Owner.watch`), which
 depends on all its tokens. A worker with another tokenizer stores other keys, in any cache.
 
-A look-up shows too whether the feed told of an answered prompt at all (`is_told`).
+A look-up shows too whether the feed told of an answered prompt at all (`has_published`).
 
 Few requests are looked up, and one in each step: the index is asked for at most MAX_PROMPT_TOKENS.
 Time is an argument: seconds of one monotonic clock.
@@ -56,9 +56,9 @@ class SentRequest:
 
     held_tokens: how many tokens of its prompt the worker held before. batches: how many batches its
     feed had sent by then. slot: where the index watches for its prompt. block_size: the one for
-    which it does, None if it cannot. ended_at: None while it lasts. told: how many batches of its
-    feed had come live by then. is_answered: whether an answer began that is no failure. is_shown:
-    whether it has shown already whether its tokens were stored.
+    which it does, None if it cannot. ended_at: None while it lasts. live_batches: how many batches
+    of its feed had come live by then. is_answered: whether an answer began that is no failure.
+    is_shown: whether it has shown already whether its tokens were stored.
     """
 
     prompt: Prompt
@@ -69,7 +69,7 @@ class SentRequest:
     slot: int = 0
     block_size: int | None = None
     ended_at: float | None = None
-    told: int = 0
+    live_batches: int = 0
     is_answered: bool = False
     is_shown: bool = False
 
@@ -191,13 +191,15 @@ def is_stored(
     return None if says_nothing else False
 
 
-def is_told(sent: SentRequest, told: int, block_size: int, *, is_read: bool) -> bool | None:
+def has_published(
+    sent: SentRequest, live_batches: int, block_size: int, *, is_read: bool
+) -> bool | None:
     """Returns whether a worker's feed told anything since a request; None if it need not have.
 
-    told: how many batches of its feed have come live by now. block_size: the worker's. is_read:
-    whether anything that its feed ever told could be used.
+    live_batches: how many batches of its feed have come live by now. block_size: the worker's.
+    is_read: whether anything that its feed ever told could be used.
     """
-    if told != sent.told and is_read:
+    if live_batches != sent.live_batches and is_read:
         return True
     is_new = usable_tokens(sent.prompt.tokens, block_size) > sent.held_tokens
     return False if sent.is_answered and is_new else None

@@ -22,7 +22,7 @@ RIGHT = 6
 RECENT_SECONDS = 600.0
 
 
-class Words(NamedTuple):
+class CauseText(NamedTuple):
     """A cause in words, and what to do. lowers: whether all that the feed shows is uncertain."""
 
     says: str
@@ -32,32 +32,32 @@ class Words(NamedTuple):
 
 # The causes of `extproc.observing.outcomes` that show a fault. The others are races, or have a
 # state of their own.
-CAUSES: Mapping[str, Words] = {
-    "block_size": Words(
+CAUSES: Mapping[str, CauseText] = {
+    "block_size": CauseText(
         "its engine reuses other blocks than its feed or the configuration says",
         "check `workers[].block_size`",
     ),
-    "draft_drop": Words(
+    "draft_drop": CauseText(
         "its engine computes the last blocks that it holds again, as with a draft model",
         "nothing, if it runs one: the router learns how many",
     ),
-    "feed_of_another": Words(
+    "feed_of_another": CauseText(
         "another worker's feed announced what it computed",
         "give each worker its own publisher in `events`: `kvsteer doctor --probe` says which",
     ),
-    "group_missing": Words(
+    "group_missing": CauseText(
         "its engine reuses another part than its attention groups suggest",
         "see `reuse` in GET /workers",
     ),
-    "rank_ignored": Words(
+    "rank_ignored": CauseText(
         "it computed requests on another rank than they named",
         "see `pins` in GET /workers",
     ),
-    "token_mismatch": Words(
+    "token_mismatch": CauseText(
         "its engine counted other prompt tokens",
         "give the router the engine's tokenizer and template",
     ),
-    "unknown": Words(
+    "unknown": CauseText(
         "nothing that its feed told explains them",
         "see that the feed is this worker's, and tells all: `kvsteer doctor --probe` looks",
         lowers=False,
@@ -65,7 +65,7 @@ CAUSES: Mapping[str, Words] = {
 }
 
 
-class Recurring:
+class RecurringCause:
     """The last predictions for one worker. cause: the one that recurs, one of `CAUSES`, or ""."""
 
     def __init__(self) -> None:

@@ -41,7 +41,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from extproc.proof.recurring import Recurring
+from extproc.proof.recurring import RecurringCause
 from extproc.proof.tally import LAST_FINDINGS, Tally
 from extproc.requests.prompt import (
     ALL_FORMS,
@@ -66,8 +66,8 @@ PROMPTS_STORED = 3
 
 # How many of the last answered prompts a live feed must not tell of before it counts as silent; one
 # that it tells of ends that.
-PROMPTS_UNTOLD = 6
-PROMPTS_TOLD = 1
+SILENT_PROMPTS = 6
+HEARD_PROMPTS = 1
 
 
 class Proof(StrEnum):
@@ -246,8 +246,8 @@ class TokenProof:
 
     worker: its name. compared: how many golden requests were compared; is_asked: whether any are.
     reason: one that was not, and the reason. findings: those of live requests, by result. refuted,
-    doubted, proved: the forms that are. told: whether its feed told of the last prompts that it
-    answered. predictions: how those for it came out.
+    doubted, proved: the forms that are. feed_tally: whether its feed told of the last prompts that
+    it answered. predictions: how those for it came out.
     """
 
     def __init__(self, worker: str = "") -> None:
@@ -258,8 +258,8 @@ class TokenProof:
         self.reason = ""
         self.findings = Counter(dict.fromkeys(FINDINGS, 0))
         self.refuted = self.doubted = self.proved = 0
-        self.told = Tally(PROMPTS_UNTOLD, PROMPTS_TOLD)
-        self.predictions = Recurring()
+        self.feed_tally = Tally(SILENT_PROMPTS, HEARD_PROMPTS)
+        self.predictions = RecurringCause()
         self._keyed = ALL_FORMS
         self._forms = {form: _unproved(form) for form in FORM_NAMES}
 
@@ -269,12 +269,12 @@ class TokenProof:
 
         This lasts through a restart of the worker: what hides its events may be in between.
         """
-        return self.told.is_raised
+        return self.feed_tally.is_raised
 
     @property
     def is_disbelieved(self) -> bool:
         """Whether all that its feed shows is uncertain."""
-        return self.told.is_raised or self.predictions.lowers
+        return self.feed_tally.is_raised or self.predictions.lowers
 
     def agrees(self, comparison: Comparison) -> bool:
         """Returns whether a result of golden requests refutes nothing that is not refuted yet."""

@@ -11,12 +11,12 @@ from extproc.proof.lookups import (
     SILENCE_SECONDS,
     Lookups,
     SentRequest,
+    has_published,
     held_tokens,
     is_stored,
-    is_told,
     may_show,
 )
-from extproc.proof.state import PROMPTS_UNTOLD, Comparison, Proof, TokenProof
+from extproc.proof.state import SILENT_PROMPTS, Comparison, Proof, TokenProof
 from extproc.proof.tally import LAST_FINDINGS
 from extproc.requests.prompt import AGREED_FORMS, BY_RELEASE, PRINTED
 from kvstate.feeds.feed import FeedState
@@ -118,7 +118,7 @@ class Proofs:
         # most requests end here, for less than a microsecond
         if record is None:
             return None
-        is_proved = record.proof.is_proved(forms) and not record.proof.told.has_bad
+        is_proved = record.proof.is_proved(forms) and not record.proof.feed_tally.has_bad
         if not record.lookups.is_open(now, is_proved=is_proved):
             return None
         self._look_up_due(worker, record, now)
@@ -137,7 +137,7 @@ class Proofs:
     ) -> SentRequest | None:
         """Has a request wait until it is looked up; returns it, None if it will not be."""
         now = self._monotonic()
-        is_proved = record.proof.is_proved(forms) and not record.proof.told.has_bad
+        is_proved = record.proof.is_proved(forms) and not record.proof.feed_tally.has_bad
         if not record.lookups.has_room(now) or not self._must_tell(worker):
             return None
         if not may_show(prompt, overlap, self._block_size(worker), is_proved=is_proved):
@@ -153,7 +153,7 @@ class Proofs:
             now,
             slot=slot,
             block_size=size if is_watched else None,
-            told=self._feeds.live_batches(worker),
+            live_batches=self._feeds.live_batches(worker),
         )
         record.lookups.add(sent, is_proved=is_proved)
         return sent
@@ -218,12 +218,12 @@ class Proofs:
         record.lookups.restart()
         self._mark(record.proof)
 
-    def respoken(self, record: HasProof) -> None:
+    def note_engine(self, record: HasProof) -> None:
         """Notes that a worker's engine is another one, or became known."""
         record.proof.forget(BY_RELEASE)
         self._mark(record.proof)
 
-    def reprinted(self, record: HasProof) -> None:
+    def note_printing(self, record: HasProof) -> None:
         """Notes that a worker prints tools otherwise than was assumed of requests until now."""
         record.proof.forget(PRINTED)
         record.lookups.restart()
@@ -291,7 +291,7 @@ class Proofs:
             return ""
         if not self._must_tell(worker):
             return ""
-        of_last = f"{PROMPTS_UNTOLD} of the last {LAST_FINDINGS} prompts that the worker answered"
+        of_last = f"{SILENT_PROMPTS} of the last {LAST_FINDINGS} prompts that the worker answered"
         if self._blocks.block_size(worker) is not None or not self._feeds.batches(worker):
             return f"the feed is connected and told nothing of {of_last}"
         if self._lacks_prefixes(worker):
@@ -373,9 +373,9 @@ class Proofs:
         """
         proof = record.proof
         is_read, size = self._blocks.block_size(worker) is not None, self._block_size(worker)
-        heard = is_told(sent, self._feeds.live_batches(worker), size, is_read=is_read)
+        heard = has_published(sent, self._feeds.live_batches(worker), size, is_read=is_read)
         if heard is not True and self._lacks_prefixes(worker):
-            proof.told.alarm()
+            proof.feed_tally.alarm()
             self._mark(proof)
             return
         if heard is False and not sent.is_over(now, SILENCE_SECONDS):
@@ -387,7 +387,7 @@ class Proofs:
             self._unheard.discard(proof)
         self.wants_answers = bool(self._unheard)
         if heard or (heard is False and record.must_tell and self._feeds.is_certain(worker)):
-            proof.told.add(is_good=heard)
+            proof.feed_tally.add(is_good=heard)
             self._mark(proof)
 
     def _was_stored(self, worker: str, sent: SentRequest, size: int | None) -> bool | None:

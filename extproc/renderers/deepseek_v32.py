@@ -83,8 +83,8 @@ class DeepSeekV32:
         del budget_seconds  # it takes microseconds a message
         if is_rust(chat):
             return _of_rust(chat)
-        told, variables, forms = render_input(chat, chat.messages)
-        messages = [flat(message) for message in told]
+        turns, variables, forms = render_input(chat, chat.messages)
+        messages = [flat(message) for message in turns]
         thinks = bool(variables.get("thinking") or variables.get("enable_thinking"))
         if thinks and messages[-1]["role"] == "user":
             _refuse_earlier_developers(messages)
@@ -95,8 +95,8 @@ class DeepSeekV32:
 
 def _of_rust(chat: Chat) -> tuple[str, int]:
     """Returns the prompt of a conversation, as vLLM's Rust front end renders it."""
-    told, variables, forms = rust_input(chat, "")
-    messages = in_call_order(told)
+    turns, variables, forms = rust_input(chat, "")
+    messages = in_call_order(turns)
     continued = messages.pop() if variables["continue_final_message"] else None
     if continued is not None and continued.get("tool_calls"):
         messages.append(continued)

@@ -143,10 +143,10 @@ class DeepSeekV4:
     def render(self, chat: Chat, *, budget_seconds: float) -> tuple[str, int]:
         """Returns the prompt of a conversation, as `Renderer.render`."""
         del budget_seconds  # it takes microseconds a message
-        told = rust_input(chat, self._separator) if is_rust(chat) else self._render_input(chat)
-        variables = told.variables
+        inputs = rust_input(chat, self._separator) if is_rust(chat) else self._render_input(chat)
+        variables = inputs.variables
         is_on, effort = self._effort(variables)
-        messages, tools = told.messages, variables.get("tools")
+        messages, tools = inputs.messages, variables.get("tools")
         keeps = bool(tools) or not variables.get("drop_thinking", True)
         if tools and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": ""}, *messages]
@@ -159,14 +159,14 @@ class DeepSeekV4:
         pieces = self._pieces(turns, thinking, tools)
         beginning = self._beginning(turns, effort if is_on else "")
         text = "".join([BOS, beginning, *pieces])
-        return as_asked(text, chat) if rules.is_rust else text, told.forms
+        return as_asked(text, chat) if rules.is_rust else text, inputs.forms
 
     def _render_input(self, chat: Chat) -> RenderInput:
         """Returns what the engine's code is given, each content as a text."""
-        told = render_input(chat, chat.messages)
-        if any("task" in message for message in told.messages):
+        inputs = render_input(chat, chat.messages)
+        if any("task" in message for message in inputs.messages):
             raise RequestError("unsupported_task")  # a token for each task, and an end of its own
-        return told._replace(messages=[_flat(message) for message in told.messages])
+        return inputs._replace(messages=[_flat(message) for message in inputs.messages])
 
     def _effort(self, variables: Mapping[str, Any]) -> tuple[bool, str]:
         """Returns whether the model thinks, and the text about its effort."""
@@ -251,10 +251,10 @@ class DeepSeekV41(DeepSeekV4):
     _separator = "\n\n"
 
     def _render_input(self, chat: Chat) -> RenderInput:
-        told = render_input(chat, chat.sent, drops_billing_lines=False)
-        if any(field in message for message in told.messages for field in _V41_FIELDS):
+        inputs = render_input(chat, chat.sent, drops_billing_lines=False)
+        if any(field in message for message in inputs.messages for field in _V41_FIELDS):
             raise RequestError("unsupported_content")
-        return told._replace(messages=[_with_text(message) for message in told.messages])
+        return inputs._replace(messages=[_with_text(message) for message in inputs.messages])
 
     def _effort(self, variables: Mapping[str, Any]) -> tuple[bool, str]:
         is_on, effort = _is_on(variables), variables.get("reasoning_effort")

@@ -96,21 +96,21 @@ class Harmony:
         return _form_of_day(self._now())
 
     def _of_chat(self, chat: Chat, now: datetime) -> tuple[list[HarmonyMessage], int]:
-        told = render_input(
+        inputs = render_input(
             chat,
             chat.sent,
             _OFF_EFFORT,
             self._keeps_later_systems,
             drops_billing_lines=False,
         )
-        if told.forms & PARTS and any(map(_is_read_late, told.messages)):
+        if inputs.forms & PARTS and any(map(_is_read_late, inputs.messages)):
             raise RequestError("unsupported_content")
-        instructions, turns = _instructions_in(told.messages)
-        tools = [tool["function"] for tool in told.variables.get("tools") or ()]
+        instructions, turns = _instructions_in(inputs.messages)
+        tools = [tool["function"] for tool in inputs.variables.get("tools") or ()]
         # unlike a template, the format takes no effort from template arguments
-        effort = told.variables.get("reasoning_effort") if chat.effort else None
+        effort = inputs.variables.get("reasoning_effort") if chat.effort else None
         before = _beginning(now, instructions, tools, effort)
-        return [*before, *_turns(turns)], told.forms
+        return [*before, *_turns(turns)], inputs.forms
 
 
 def _joined(messages: Sequence[HarmonyMessage]) -> str:

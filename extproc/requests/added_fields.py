@@ -13,7 +13,7 @@ from kvstate import scan
 LONG_BYTES: Final = 256 * 1024
 
 
-class Extended(msgspec.Struct, frozen=True, gc=False):
+class ExtendedBody(msgspec.Struct, frozen=True, gc=False):
     """A long body that ends otherwise: `body[:end] + tail`, which nobody has joined yet."""
 
     body: bytes
@@ -27,7 +27,7 @@ class Extended(msgspec.Struct, frozen=True, gc=False):
         return scan.splice(self.body, ((self.end, len(self.body), self.tail),))
 
 
-Body = bytes | Extended
+Body = bytes | ExtendedBody
 
 
 def members(fields: dict[str, object]) -> bytes:
@@ -40,15 +40,15 @@ def with_members(body: Body, written: bytes) -> Body | None:
 
     What is no JSON otherwise is none afterwards either. written: JSON without the braces around it.
     """
-    if isinstance(body, Extended):
-        return Extended(body.body, body.end, b"%b,%b}" % (body.tail[:-1], written))
+    if isinstance(body, ExtendedBody):
+        return ExtendedBody(body.body, body.end, b"%b,%b}" % (body.tail[:-1], written))
     braces = scan.braces(body)
     if braces is None:
         return None
     close, is_empty = braces
     tail = b"%b%b}" % (b"" if is_empty else b",", written)
     if len(body) >= LONG_BYTES:
-        return Extended(body, close, tail)
+        return ExtendedBody(body, close, tail)
     return scan.splice(body, ((close, len(body), tail),))
 
 

@@ -26,7 +26,7 @@ from extproc.base.errors import RequestError
 from extproc.base.template_arguments import RESERVED_ARGUMENTS
 from extproc.requests import rust_chat, sglang_chat
 from extproc.requests.costly_json import refuse_costly
-from extproc.requests.dialect import Dialect, Effort, Speaks, ToolFields, agreed
+from extproc.requests.dialect import Dialect, DialectFor, Effort, ToolFields, agreed
 from extproc.requests.function_tools import printed_tools
 from extproc.requests.given_ids import given_ids
 from extproc.requests.known_messages import KnownMessages, memory_of
@@ -535,7 +535,7 @@ def _names_a_tool(choice: object) -> bool:
 PATH = "/v1/chat/completions"
 
 
-class Options(msgspec.Struct, frozen=True, gc=False):
+class ChatOptions(msgspec.Struct, frozen=True, gc=False):
     """The options besides the messages that determine the prompt of a conversation.
 
     Field names are the request's; template_kwargs is its chat_template_kwargs. tools: as templates
@@ -611,17 +611,17 @@ def _read(written: bytes) -> SentMessage:
 _known = KnownMessages(_read, memory_of_arguments)
 
 
-def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
+def parse(content: bytes, dialect_for: DialectFor = agreed) -> InferenceRequest:
     """Parses the body of a chat completion.
 
-    speaks: as in `extproc.requests.request.parse`.
+    dialect_for: as in `extproc.requests.request.parse`.
 
     Raises:
         RequestError: its prompt cannot be keyed; the error says why.
         msgspec.DecodeError: it is no chat completion.
     """
     body = _body.decode(content)
-    dialect = speaks(body.model)
+    dialect = dialect_for(body.model)
     if dialect is not None and dialect.is_rust:
         return rust_chat.parse(content, dialect)
     if dialect is not None and dialect.sglang is not None:
@@ -647,7 +647,7 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     printed = None
     if tools is not None:
         printed = tools.printed((PATH, fields), partial(printed_tools, fields=fields))
-    options = Options(
+    options = ChatOptions(
         chat_template=body.chat_template,
         template_kwargs=body.chat_template_kwargs,
         tools=printed,
@@ -696,7 +696,7 @@ def _usual(
 
 
 def conversation(
-    messages: list[dict[str, Any]], options: Options, known: Sequence[SentMessage] | None = None
+    messages: list[dict[str, Any]], options: ChatOptions, known: Sequence[SentMessage] | None = None
 ) -> Chat:
     """Returns a conversation as the chat template gets it.
 
@@ -754,7 +754,7 @@ def choice_in(choice: object) -> str:
     return choice if isinstance(choice, str) and choice in ("required", "none") else ""
 
 
-def _refuse_foreign(messages: list[dict[str, Any]], options: Options) -> None:
+def _refuse_foreign(messages: list[dict[str, Any]], options: ChatOptions) -> None:
     """Refuses what engines with conversions of their own read differently from vLLM.
 
     Source: SGLang 0.5.23 (srt/entrypoints/openai/serving_chat.py, anthropic/serving.py): parts are
@@ -788,7 +788,7 @@ def effort_in(effort: object) -> str:
     return effort
 
 
-def _variables(options: Options) -> tuple[dict[str, Any], int]:
+def _variables(options: ChatOptions) -> tuple[dict[str, Any], int]:
     """Returns what the template gets besides the messages, and its forms."""
     given = options.template_kwargs or {}
     if not RESERVED_ARGUMENTS.isdisjoint(given):

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from extproc.base.errors import RequestError
-from extproc.requests.chat_request import Options, conversation
+from extproc.requests.chat_request import ChatOptions, conversation
 from extproc.requests.prompt import (
     NULL,
     InferenceRequest,
@@ -77,7 +77,7 @@ def parse_embeddings(content: bytes) -> InferenceRequest:
         raise RequestError("bad_request")
     chat = conversation(
         body.messages,
-        Options(
+        ChatOptions(
             chat_template=body.chat_template,
             template_kwargs=body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt,
@@ -206,7 +206,7 @@ class _CompletionBody(msgspec.Struct):
 _body = msgspec.json.Decoder(_CompletionBody)
 
 
-def parse(content: bytes) -> InferenceRequest:
+def parse_completion(content: bytes) -> InferenceRequest:
     """Parses the body of a completion.
 
     Raises:

@@ -66,7 +66,7 @@ class Format(Enum):
     NEWEST = "newest"
 
 
-class GivenIds(Enum):
+class GivenIdsRule(Enum):
     """What becomes of the token ids that a request brings for its conversation (`given_ids`)."""
 
     IGNORED = "ignored"
@@ -148,7 +148,7 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     takes_arguments: bool = True
     drops_unset: bool = True
     keeps_tools_for_none: bool = True
-    given_ids: GivenIds = GivenIds.CHECKED
+    given_ids: GivenIdsRule = GivenIdsRule.CHECKED
     empties_arguments: bool = True
     takes_mistral: bool = True
     results_are_questions: bool = False
@@ -187,7 +187,7 @@ _VLLM_031 = msgspec.structs.replace(
     name="vLLM 0.31",
     drops_billing_line=False,
     takes_custom_tools=False,
-    given_ids=GivenIds.TAKEN,
+    given_ids=GivenIdsRule.TAKEN,
 )
 _VLLM_030 = msgspec.structs.replace(
     _VLLM_031,
@@ -203,7 +203,7 @@ _VLLM_026 = msgspec.structs.replace(
     tools=BY_LIBRARY[0],
     tool_fields=ToolFields.ALL,
     keeps_tools_for_none=False,
-    given_ids=GivenIds.IGNORED,
+    given_ids=GivenIdsRule.IGNORED,
 )
 _VLLM_025 = msgspec.structs.replace(_VLLM_026, name="vLLM 0.25", keeps_part_fields=False)
 _VLLM_024 = msgspec.structs.replace(
@@ -289,7 +289,7 @@ class ModelDialects(NamedTuple):
 
 
 # Returns the dialect in which a request for a model, as the client named it, is read first.
-Speaks = Callable[[str | None], Dialect | None]
+DialectFor = Callable[[str | None], Dialect | None]
 
 
 def dialect_of(engine: Engine | None) -> Dialect:
@@ -300,17 +300,17 @@ def dialect_of(engine: Engine | None) -> Dialect:
     """
     if engine is None:
         return NEWEST
-    spoken = [
+    matching = [
         one
         for one in _RANGES
         if one.engine == engine.name
         and one.front_end == engine.front_end
         and one.since <= engine.release
     ]
-    return spoken[-1].dialect if spoken else NEWEST
+    return matching[-1].dialect if matching else NEWEST
 
 
-def spoken_by(
+def model_dialects(
     engines: Mapping[str, Engine | None],
     own_template: Collection[str] = (),
     arguments: Mapping[str, PromptArguments] = MappingProxyType({}),

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from extproc.base.errors import RequestError
-from extproc.requests.dialect import Dialect, GivenIds
-from extproc.requests.prompt import NULL, Given, is_filled, is_given, token_ids
+from extproc.requests.dialect import Dialect, GivenIdsRule
+from extproc.requests.prompt import NULL, TokenIds, is_filled, is_given, token_ids
 from kvstate.undecodable import UNDECODABLE
 
 # Kinds of parts that are text, and keys that make a part none. Source: has_non_text_content of
@@ -52,7 +52,7 @@ def given_ids(
     *,
     echo: object = False,
     is_response: bool = False,
-) -> Given | None:
+) -> TokenIds | None:
     """Returns the ids that are a conversation's prompt; None if the engine renders it.
 
     transfer: the request's kv_transfer_params. messages: in the form of chat completions.
@@ -70,14 +70,14 @@ def given_ids(
     if dialect is None or dialect.is_foreign:
         raise RequestError("unsupported_kv_transfer")
     rule = dialect.given_ids
-    if rule is GivenIds.IGNORED or (rule is GivenIds.TAKEN and not is_filled(ids)):
+    if rule is GivenIdsRule.IGNORED or (rule is GivenIdsRule.TAKEN and not is_filled(ids)):
         return None
-    if rule is GivenIds.CHECKED and (echo or any(map(_has_media, messages))):
+    if rule is GivenIdsRule.CHECKED and (echo or any(map(_has_media, messages))):
         if is_response:  # whether its parts are looked at, their kinds' validation decides
             raise RequestError("unsupported_kv_transfer")
         return None
     try:
-        return Given(token_ids(ids), is_response)
+        return TokenIds(token_ids(ids), is_response)
     except UNDECODABLE:
         raise RequestError("bad_request") from None
 

@@ -16,12 +16,12 @@ from extproc.base.errors import RequestError
 from extproc.requests import sglang_messages
 from extproc.requests.chat_request import (
     TOOL_REFERENCE,
-    Options,
+    ChatOptions,
     SentMessage,
     conversation,
     effort_in,
 )
-from extproc.requests.dialect import Dialect, Effort, Speaks, agreed
+from extproc.requests.dialect import Dialect, DialectFor, Effort, agreed
 from extproc.requests.function_tools import FLAGS, printed_tools
 from extproc.requests.given_ids import given_ids
 from extproc.requests.known_messages import KnownMessages
@@ -98,17 +98,17 @@ _transfer = msgspec.json.Decoder(dict[str, Any] | None)
 _known = KnownMessages(_read)
 
 
-def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
+def parse(content: bytes, dialect_for: DialectFor = agreed) -> InferenceRequest:
     """Parses the body of a messages request.
 
-    speaks: as in `extproc.requests.request.parse`.
+    dialect_for: as in `extproc.requests.request.parse`.
 
     Raises:
         RequestError: its prompt cannot be keyed; the error says why.
         msgspec.DecodeError: it is no such request.
     """
     body = _body.decode(content)
-    dialect = speaks(body.model)
+    dialect = dialect_for(body.model)
     if dialect is not None and dialect.is_rust:
         raise RequestError("unsupported_by_engine")  # it answers 404 or 501
     if dialect is not None and dialect.sglang is not None:
@@ -132,7 +132,7 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     takes_arguments = dialect is None or dialect.takes_arguments
     for of_one in {message.forms for message in sent}:
         forms |= of_one
-    options = Options(
+    options = ChatOptions(
         template_kwargs=body.chat_template_kwargs if takes_arguments else None,
         tools=_tools(read_tools(body.tools), sent, has_flags=takes_arguments),
         tool_choice=_choice(body.tool_choice),

@@ -233,9 +233,9 @@ def _session(body: _OutlineBody) -> str:
     if user.startswith("{"):
         with suppress(msgspec.MsgspecError, RecursionError):
             user = _user.decode(user).session_id or user
-    spoken = body.conversation
-    spoken = spoken.get("id") if isinstance(spoken, dict) else spoken
-    return _named(spoken) or _named(body.prompt_cache_key) or user
+    conversation = body.conversation
+    conversation = conversation.get("id") if isinstance(conversation, dict) else conversation
+    return _named(conversation) or _named(body.prompt_cache_key) or user
 
 
 def _named(name: object) -> str:

@@ -124,7 +124,7 @@ class Text(msgspec.Struct, frozen=True, gc=False):
     special_tokens_vary: bool = False
 
 
-class Given(msgspec.Struct, frozen=True, gc=False):
+class TokenIds(msgspec.Struct, frozen=True, gc=False):
     """Token ids that a request brings for its conversation, which the engine then does not render.
 
     ids: must not be changed. is_response: whether the request is a response; those of gpt-oss are
@@ -136,7 +136,7 @@ class Given(msgspec.Struct, frozen=True, gc=False):
 
 
 # A prompt before tokenizing: a conversation, ids in its place, a text, or already token ids.
-Prompt = Chat | Given | Text | Tokens
+Prompt = Chat | TokenIds | Text | Tokens
 
 # The effort of a request that switches thinking off: the engine's release decides what it means.
 DISABLED = "disabled"
@@ -210,7 +210,7 @@ _REFUSALS = {
 }
 
 
-_FORMS_OF: Mapping[type, int] = {Text: TEXT, Given: GIVEN}
+_FORMS_OF: Mapping[type, int] = {Text: TEXT, TokenIds: GIVEN}
 
 
 def refusal_of(forms: int) -> str:

@@ -23,10 +23,8 @@ from extproc.requests import (
     messages_request,
     responses_request,
 )
-from extproc.requests import completion_request as embeddings_request
-from extproc.requests import completion_request as generate_request
 from extproc.requests.costly_json import MAX_COMMAS, MAX_ID_COMMAS, refuse_costly
-from extproc.requests.dialect import Speaks, agreed
+from extproc.requests.dialect import DialectFor, agreed
 from extproc.requests.odd_json import OddBody, decoded, ends_in_utf8, restored
 from extproc.requests.prompt import (
     MAX_MESSAGES,
@@ -82,17 +80,17 @@ _ENDS_BYTES = 65_536
 _MAX_PLACES = 8
 
 # APIs whose bodies releases turn into conversations differently.
-_BY_RELEASE: dict[str, Callable[[bytes, Speaks], InferenceRequest]] = {
+_BY_RELEASE: dict[str, Callable[[bytes, DialectFor], InferenceRequest]] = {
     CHAT_PATH: chat_request.parse,
     responses_request.PATH: responses_request.parse,
     messages_request.PATH: messages_request.parse,
 }
 
 _PARSERS: dict[str, Callable[[bytes], InferenceRequest]] = {
-    COMPLETIONS_PATH: completion_request.parse,
-    embeddings_request.EMBEDDINGS_PATH: embeddings_request.parse_embeddings,
-    generate_request.GENERATE_PATH: generate_request.parse_generate,
-    generate_request.TOKENS_PATH: generate_request.parse_tokens,
+    COMPLETIONS_PATH: completion_request.parse_completion,
+    completion_request.EMBEDDINGS_PATH: completion_request.parse_embeddings,
+    completion_request.GENERATE_PATH: completion_request.parse_generate,
+    completion_request.TOKENS_PATH: completion_request.parse_tokens,
 }
 
 
@@ -252,9 +250,9 @@ _TEXT = re.compile(rb'\s*("[^"\\]*(?:\\.[^"\\]*)*")')
 _ID_PATHS = frozenset(
     (
         COMPLETIONS_PATH,
-        embeddings_request.EMBEDDINGS_PATH,
-        generate_request.GENERATE_PATH,
-        generate_request.TOKENS_PATH,
+        completion_request.EMBEDDINGS_PATH,
+        completion_request.GENERATE_PATH,
+        completion_request.TOKENS_PATH,
     )
 )
 
@@ -401,10 +399,10 @@ def _named_first(start: bytes, named: Callable[[bytes], str | None]) -> str | No
     return None
 
 
-def parse(path: str, body: bytes, speaks: Speaks = agreed) -> InferenceRequest:
+def parse(path: str, body: bytes, dialect_for: DialectFor = agreed) -> InferenceRequest:
     """Parses the body of a request for which `is_inference` holds.
 
-    speaks: returns the dialect of the engines that serve a model, by its name in the body.
+    dialect_for: returns the dialect of the engines that serve a model, by its name in the body.
 
     Raises:
         RequestError: a strict decoder refuses the body (MAY_BE_ODD), an engine would refuse it too
@@ -420,7 +418,7 @@ def parse(path: str, body: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     try:
         path = path or _path_by_fields(body)
         by_release = _BY_RELEASE.get(path)
-        request = _PARSERS[path](body) if by_release is None else by_release(body, speaks)
+        request = _PARSERS[path](body) if by_release is None else by_release(body, dialect_for)
         return restored(request) if type(body) is OddBody else request
     except msgspec.ValidationError:
         raise RequestError("bad_request") from None

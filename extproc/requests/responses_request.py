@@ -14,13 +14,13 @@ import msgspec
 from extproc.base.errors import RequestError
 from extproc.requests import sglang_responses
 from extproc.requests.chat_request import (
-    Options,
+    ChatOptions,
     arguments_of,
     choice_in,
     conversation,
     effort_in,
 )
-from extproc.requests.dialect import BY_LIBRARY, Dialect, Speaks, agreed
+from extproc.requests.dialect import BY_LIBRARY, Dialect, DialectFor, agreed
 from extproc.requests.function_tools import function_of
 from extproc.requests.given_ids import given_ids
 from extproc.requests.known_messages import KnownMessages
@@ -77,17 +77,17 @@ _item = msgspec.json.Decoder(dict[str, Any])
 _known = KnownMessages(_item.decode)
 
 
-def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
+def parse(content: bytes, dialect_for: DialectFor = agreed) -> InferenceRequest:
     """Parses the body of a response request.
 
-    speaks: as in `extproc.requests.request.parse`.
+    dialect_for: as in `extproc.requests.request.parse`.
 
     Raises:
         RequestError: its prompt cannot be keyed; the error says why.
         msgspec.DecodeError: it is no such request.
     """
     body = _body.decode(content)
-    dialect = speaks(body.model)
+    dialect = dialect_for(body.model)
     if dialect is not None and dialect.is_rust:
         raise RequestError("unsupported_by_engine")  # it answers 404 or 501
     if dialect is not None and dialect.sglang is not None:
@@ -109,7 +109,7 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     ids = given_ids(body.kv_transfer_params, dialect, turns.messages, is_response=True)
     if ids is not None:
         return InferenceRequest(body.model, [ids], body.cache_salt)
-    options = Options(
+    options = ChatOptions(
         template_kwargs=body.chat_template_kwargs if takes_arguments else None,
         add_generation_prompt=not turns.is_unfinished,
         continue_final_message=turns.is_unfinished,

@@ -315,9 +315,9 @@ def _part(part: object) -> Message:
 
 def _turn(message: Message) -> Message:
     """Returns a turn of the model: its texts joined by nothing, its reasoning under both names."""
-    told = [key for key in _REASONING if key in message]
-    reasoning = message[told[0]] if told else None
-    if len(told) > 1 or not isinstance(reasoning, str | None):
+    keys = [key for key in _REASONING if key in message]
+    reasoning = message[keys[0]] if keys else None
+    if len(keys) > 1 or not isinstance(reasoning, str | None):
         raise RequestError("bad_request")
     calls = message.get("tool_calls")
     if not isinstance(calls, list | None):

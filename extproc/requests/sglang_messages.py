@@ -187,8 +187,8 @@ def _thoughts(message: _SglangMessage, rules: SglangRules) -> Messages:
     wrapping = rules.wrapping
     if not found or wrapping is None:
         return []
-    told = "\n".join(found)
-    return [{"type": "text", "text": f"{wrapping.before}{told}\n{wrapping.after}"}]
+    text = "\n".join(found)
+    return [{"type": "text", "text": f"{wrapping.before}{text}\n{wrapping.after}"}]
 
 
 def _part(block: dict[str, Any]) -> dict[str, Any] | None:
@@ -198,10 +198,10 @@ def _part(block: dict[str, Any]) -> dict[str, Any] | None:
         return {"type": "text", "text": _text(block)}
     if kind == "image":
         return _image(block)
-    told = _found(block) if kind == "search_result" else ""
+    text = _found(block) if kind == "search_result" else ""
     if kind == "tool_result":  # not a user's
-        told = f"Tool result: {_told(block)}"
-    return {"type": "text", "text": told} if told else None
+        text = f"Tool result: {_result_text(block)}"
+    return {"type": "text", "text": text} if text else None
 
 
 def _image(block: dict[str, Any]) -> dict[str, Any] | None:
@@ -227,14 +227,14 @@ def _found(block: dict[str, Any]) -> str:
     content = block.get("content")
     if not isinstance(content, list | None):
         raise RequestError("bad_request")
-    texts = [told for part in content or () if (told := _text_found(part))]
+    texts = [one for part in content or () if (one := _text_found(part))]
     return "\n".join([*lines, "Content: " + "\n".join(texts)] if texts else lines)
 
 
 def _text_found(part: object) -> str:
     match part:
-        case {"type": "text", "text": str(told)}:
-            return told
+        case {"type": "text", "text": str(text)}:
+            return text
         case {"type": "text", "text": _} | str():
             raise RequestError("bad_request")
     return ""
@@ -299,7 +299,7 @@ def _parts_of_result(content: list[dict[str, Any]]) -> Messages:
     return found
 
 
-def _told(block: dict[str, Any]) -> str:
+def _result_text(block: dict[str, Any]) -> str:
     """Returns the texts of a tool's result."""
     content = block.get("content")
     if not isinstance(content, list):

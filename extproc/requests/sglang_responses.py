@@ -336,8 +336,8 @@ def _function(tool: dict[str, Any], rules: SglangRules) -> list[dict[str, Any]]:
 
 def _of_custom(tool: dict[str, Any]) -> str | None:
     """Returns the description of a custom tool, with the grammar of what it takes."""
-    told, form = tool.get("description"), tool.get("format")
-    texts = [told] if isinstance(told, str) and told else []
+    description, form = tool.get("description"), tool.get("format")
+    texts = [description] if isinstance(description, str) and description else []
     match form:
         case {"type": "grammar", **grammar}:
             syntax, definition = grammar.get("syntax") or "lark", grammar.get("definition") or ""

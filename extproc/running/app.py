@@ -17,14 +17,14 @@ import msgspec
 from aiohttp.web import Application, AppRunner
 
 from extproc.admin.application import (
-    Sampling,
+    FleetSampler,
     admin_application,
     listen,
     listening_in,
     metrics_application,
     stop_listening,
 )
-from extproc.admin.observed import Observed
+from extproc.admin.observations import Observations
 from extproc.admin.report import ReportFile, classes_of, missing_in, notes_of, report_routes
 from extproc.admin.routes import (
     discovery_routes,
@@ -37,8 +37,7 @@ from extproc.base.fault import ROUTER, Fault, FaultSource
 from extproc.base.installed import installed_version
 from extproc.config.feature_doubts import routers_apart
 from extproc.config.rules import unseen_causes
-from extproc.config.schema import Config
-from extproc.config.schema import RemoteTokenizerSettings as RemoteTokenizerOptions
+from extproc.config.schema import Config, RemoteTokenizerSettings
 from extproc.config.sections import session_headers
 from extproc.features.fetching.stores import store_rules
 from extproc.fleet.discovery.discovery import Discovery, DiscoveryCollector
@@ -61,6 +60,7 @@ from extproc.observing.unasked import Unasked
 from extproc.routing.steering import Steering
 from extproc.running.common_secret import common_secret
 from extproc.running.failure_mode_watch import FailureModeWatch, is_promised
+from extproc.running.feed_role import FeedRole, FeedRoleCollector
 from extproc.running.handover import Handover, Predecessor, place_of
 from extproc.running.parts import Part, nothing, started, task_part
 from extproc.running.processes import ProcessMember
@@ -71,7 +71,6 @@ from extproc.running.restored_workers import (
     Keeper,
     RestoredWorkers,
 )
-from extproc.running.standing import Standing, StandingCollector
 from extproc.running.state_file import StateCollector, StateFile, read
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
@@ -79,7 +78,7 @@ from extproc.serving.lean_server import LeanServer
 from extproc.serving.observers import Observers
 from extproc.serving.router import Router
 from extproc.sharing.rows import RowsExchange
-from extproc.sharing.sharing import PromptTelling, Sharing, SharingCollector, telling_of
+from extproc.sharing.sharing import Sharing, SharingCollector, SignallingReporter, reporter_of
 from extproc.tokenizing.file_digest import digest_of
 from extproc.tokenizing.remote_tokenizer import Endpoints, RemoteTokenizer, count_avoided
 from kvstate.errors import DamagedError
@@ -121,7 +120,7 @@ def remote_tokenizers(
     made: dict[str, RemoteTokenizer] = {}
     for model in config.models:
         options = model.tokenizer
-        if isinstance(options, RemoteTokenizerOptions) and options.remote:
+        if isinstance(options, RemoteTokenizerSettings) and options.remote:
             endpoints = functools.partial(workers.candidates.tokenizers, model.name)
             count = functools.partial(metrics.count_question, model.name)
             made[model.name] = RemoteTokenizer(model, options, endpoints, count)
@@ -130,11 +129,11 @@ def remote_tokenizers(
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningRouter:
     """What a router is made of, and what signals and commands act on.
 
     certificates: None if it speaks plain text. recorder: None if requests are not recorded.
-    telling, sharing, state: None if they are not configured. standing: None for a single process.
+    reporter, sharing, state: None if they are not configured. feed_role: None for a single process.
     own_readiness: that of this process alone. readiness: that of all processes. steer: changes the
     percentage of requests that are steered, here and in all other processes. inherited: listening
     sockets of the router that it replaces, by section. listening: return the numbers of those that
@@ -150,10 +149,10 @@ class Running:
     workers: Workers
     metrics: Metrics
     remote: Mapping[str, RemoteTokenizer]
-    observed: Observed
+    observations: Observations
     recorder: Recorder | None
     router: Router
-    telling: PromptTelling | None
+    reporter: SignallingReporter | None
     sharing: Sharing | None
     restored: RestoredWorkers
     state: StateFile | None
@@ -161,7 +160,7 @@ class Running:
     readiness: Readiness
     steer: Callable[[float], None]
     inherited: Mapping[str, Sequence[socket.socket]]
-    standing: Standing | None
+    feed_role: FeedRole | None
     failure_mode: FailureModeWatch
     faults: Faults = field(default_factory=Faults)
     listening: dict[str, Callable[[], Sequence[int]]] = field(default_factory=dict)
@@ -172,7 +171,7 @@ class Running:
 @contextlib.asynccontextmanager
 async def running(
     config: Config, member: ProcessMember | None = None, before: Predecessor | None = None
-) -> AsyncIterator[Running]:
+) -> AsyncIterator[RunningRouter]:
     """Runs a router in this event loop.
 
     member: its place among several processes; it is ready once each of them has been ready. before:
@@ -184,8 +183,8 @@ async def running(
     tokenizers = load_tokenizers(config)
     certificates = None if config.extproc.tls is None else Certificates(config.extproc.tls)
     discovery = Discovery(listed(config.workers), sources_of(config))
-    telling = None if config.sharing is None else telling_of(config.sharing)
-    shared = _shared_secret(config, telling)
+    reporter = None if config.sharing is None else reporter_of(config.sharing)
+    shared = _shared_secret(config, reporter)
     saved = await _saved_state(config, shared)
     digests = await asyncio.to_thread(_file_digests, config)
     secret = saved.about.secret if saved else secrets.randbits(64) if shared is None else shared
@@ -194,11 +193,11 @@ async def running(
     if saved is not None and saved.about.secret != secret:
         log.warning("state.file: %s is not used: other processes have another", config.state.file)
         saved = None
-    fleet, workers = _workers(config, discovery, telling, tokenizers, secret)
+    fleet, workers = _workers(config, discovery, reporter, tokenizers, secret)
     metrics = Metrics(workers.states)
     async with telemetry(os.environ, metrics) as traces:
         remote = remote_tokenizers(config, workers, metrics)
-        observed, recorder = Observed(time.time), _recorder(config)
+        observations, recorder = Observations(time.time), _recorder(config)
         router = Router(
             config,
             workers,
@@ -206,7 +205,7 @@ async def running(
             metrics,
             random.Random(),
             traces=traces,
-            observer=observed if recorder is None else Observers(observed, recorder),
+            observer=observations if recorder is None else Observers(observations, recorder),
         )
         restored, file = _state(
             config,
@@ -224,7 +223,7 @@ async def running(
         def follows_feeds() -> bool:
             return workers.events_enabled if own.is_listening else config.events.enabled
 
-        made = Running(
+        made = RunningRouter(
             config=config,
             member=member,
             certificates=certificates,
@@ -233,18 +232,18 @@ async def running(
             workers=workers,
             metrics=metrics,
             remote=remote,
-            observed=observed,
+            observations=observations,
             recorder=recorder,
             router=router,
-            telling=telling,
-            sharing=_sharing(config, telling, workers, router),
+            reporter=reporter,
+            sharing=_sharing(config, reporter, workers, router),
             restored=restored,
             state=file,
             own_readiness=own,
             readiness=own if member is None else with_others(own, member, ready_seconds),
             steer=functools.partial(_steer, router.steering, member),
             inherited={} if before is None else before.sockets,
-            standing=member and Standing(member.directory, fleet, follows_feeds),
+            feed_role=member and FeedRole(member.directory, fleet, follows_feeds),
             failure_mode=FailureModeWatch(config.envoy.admin),
         )
         for source in _fault_sources(made):
@@ -259,13 +258,13 @@ async def running(
             yield made
 
 
-def parts_of(made: Running) -> list[Part]:
+def parts_of(made: RunningRouter) -> list[Part]:
     """Returns the parts of a router, in the order of their start.
 
     What a part uses comes before it, so that it also outlives it.
     """
     workers, discovery = made.workers, made.discovery
-    sampling = Sampling(made.observed, workers.states.fills, time.time)
+    sampling = FleetSampler(made.observations, workers.states.fills, time.time)
     return [
         *_certificate_parts(made),
         *_failure_mode_parts(made),
@@ -278,7 +277,7 @@ def parts_of(made: Running) -> list[Part]:
         _site_part(made, "admin", _admin(made), made.config.admin.listen),
         _site_part(made, "metrics", _scraped(made), made.config.metrics.listen),
         *_joining_parts(made),
-        *_standing_parts(made),
+        *_feed_role_parts(made),
         Part("stored blocks", made.restored.begin),
         Part("workers", workers.start, workers.close),
         *_store_parts(made),
@@ -294,7 +293,7 @@ def parts_of(made: Running) -> list[Part]:
     ]
 
 
-def _store_parts(made: Running) -> Iterator[Part]:
+def _store_parts(made: RunningRouter) -> Iterator[Part]:
     """Yields what follows the events of stores that publish them themselves."""
     stores = [one for one in made.config.stores if one.zmq is not None]
     if not stores or not made.config.events.enabled:
@@ -312,7 +311,7 @@ def _store_parts(made: Running) -> Iterator[Part]:
 def _workers(
     config: Config,
     discovery: Discovery,
-    telling: PromptTelling | None,
+    reporter: SignallingReporter | None,
     tokenizers: "Mapping[str, Tokenizer]",
     secret: int,
 ) -> tuple[FollowedWorkers, Workers]:
@@ -332,18 +331,18 @@ def _workers(
         cut=cut,
         stores=store_rules(config.stores),
     )
-    workers = Workers(config, fleet, open_feed, discovery.fault, telling, encoders=tokenizers)
+    workers = Workers(config, fleet, open_feed, discovery.fault, reporter, encoders=tokenizers)
     return fleet, workers
 
 
-def _shared_secret(config: Config, telling: PromptTelling | None) -> int | None:
+def _shared_secret(config: Config, reporter: SignallingReporter | None) -> int | None:
     """Returns the secret of the block keys that all routers of a fleet have, None if none.
 
     Only a secret file is good enough: a channel's name may be guessed, and a password tried.
     """
-    if config.sharing is None or telling is None or config.sharing.secret_file is None:
+    if config.sharing is None or reporter is None or config.sharing.secret_file is None:
         return None
-    return telling.keys.blocks
+    return reporter.keys.blocks
 
 
 async def _saved_state(config: Config, secret: int | None) -> SavedState | None:
@@ -406,10 +405,10 @@ def _state(
     return restored, file
 
 
-def _rows(made: Running, secret: int | None) -> RowsExchange | None:
+def _rows(made: RunningRouter, secret: int | None) -> RowsExchange | None:
     """Returns what exchanges rows of the index with other routers, None if that is not possible."""
-    sharing, telling = made.sharing, made.telling
-    if sharing is None or telling is None or secret is None or not made.config.events.enabled:
+    sharing, reporter = made.sharing, made.reporter
+    if sharing is None or reporter is None or secret is None or not made.config.events.enabled:
         return None
     header = StateHeader(saved_layout(), installed_version(), time.time(), 0)
 
@@ -423,8 +422,8 @@ def _rows(made: Running, secret: int | None) -> RowsExchange | None:
 
     layout, is_giving = header.layout, made.own_readiness
     return RowsExchange(
-        telling.keys,
-        telling.tag,
+        reporter.keys,
+        reporter.tag,
         layout,
         sharing.send,
         sections,
@@ -433,7 +432,7 @@ def _rows(made: Running, secret: int | None) -> RowsExchange | None:
     )
 
 
-async def _join(made: Running, rows: RowsExchange) -> None:
+async def _join(made: RunningRouter, rows: RowsExchange) -> None:
     """Has workers begin with what another router knows of them, if one answers."""
     data = await rows.take()
     if data is None:
@@ -448,7 +447,7 @@ async def _join(made: Running, rows: RowsExchange) -> None:
     made.restored.add(state)
 
 
-def _joining_parts(made: Running) -> Iterator[Part]:
+def _joining_parts(made: RunningRouter) -> Iterator[Part]:
     """Yields what asks another router for its rows, before any worker is followed."""
     rows = None if made.sharing is None else made.sharing.rows
     if rows is not None:
@@ -464,14 +463,14 @@ def _recorder(config: Config) -> Recorder | None:
 
 
 def _sharing(
-    config: Config, telling: PromptTelling | None, workers: Workers, router: Router
+    config: Config, reporter: SignallingReporter | None, workers: Workers, router: Router
 ) -> Sharing | None:
-    if config.sharing is None or telling is None:
+    if config.sharing is None or reporter is None:
         return None
     fleet, placing = workers.candidates, router.placing
     return Sharing(
         config.sharing,
-        telling,
+        reporter,
         fleet,
         placing.claims,
         placing.homes,
@@ -480,7 +479,7 @@ def _sharing(
     )
 
 
-def _show(made: Running) -> None:
+def _show(made: RunningRouter) -> None:
     """Adds to the metrics what the parts show."""
     metrics, certificates = made.metrics, made.certificates
     metrics.expect_models(model.name for model in made.config.models)
@@ -494,7 +493,7 @@ def _show(made: Running) -> None:
         StateCollector(made.state, _restored_if_any(made)),
         DiscoveryCollector(made.discovery.status),
         VerifiedCollector(made.workers.engines.verifying.of_models),
-        StandingCollector(made.standing),
+        FeedRoleCollector(made.feed_role),
     ]
     if made.recorder is not None:
         collectors.append(RecorderCollector(made.recorder))
@@ -502,13 +501,13 @@ def _show(made: Running) -> None:
         metrics.registry.register(collector)
 
 
-def _restored_if_any(made: Running) -> RestoredWorkers | None:
+def _restored_if_any(made: RunningRouter) -> RestoredWorkers | None:
     """Returns the workers that may begin with something, None if none may."""
     can_join = made.sharing is not None and made.sharing.rows is not None
     return made.restored if can_join or made.state is not None else None
 
 
-def _certificate_parts(made: Running) -> Iterator[Part]:
+def _certificate_parts(made: RunningRouter) -> Iterator[Part]:
     """Yields what reloads the certificates when their files change."""
     if made.certificates is not None:
         yield task_part("certificates", made.certificates.follow)
@@ -519,25 +518,25 @@ async def _close_all(tokenizers: Iterable[RemoteTokenizer]) -> None:
         await tokenizer.close()
 
 
-def _recorder_parts(made: Running) -> Iterator[Part]:
+def _recorder_parts(made: RunningRouter) -> Iterator[Part]:
     recorder = made.recorder
     if recorder is not None:
         yield Part("recorder", recorder.start, lambda: asyncio.to_thread(recorder.close))
 
 
-def _standing_parts(made: Running) -> Iterator[Part]:
+def _feed_role_parts(made: RunningRouter) -> Iterator[Part]:
     """Yields what finds the role of one of several processes, before any worker is followed."""
-    if made.standing is not None:
-        yield Part("standing", made.standing.start)
+    if made.feed_role is not None:
+        yield Part("feed role", made.feed_role.start)
 
 
-def _leaving_parts(made: Running) -> Iterator[Part]:
+def _leaving_parts(made: RunningRouter) -> Iterator[Part]:
     """Yields what ends that role first, so that no other process takes over while all stop."""
-    if made.standing is not None:
-        yield Part("leaving", nothing, made.standing.close)
+    if made.feed_role is not None:
+        yield Part("leaving", nothing, made.feed_role.close)
 
 
-def _fault_sources(made: Running) -> Iterator[FaultSource]:
+def _fault_sources(made: RunningRouter) -> Iterator[FaultSource]:
     """Yields the parts that can see that something is wrong, in the order in which it is shown."""
     if made.sharing is not None:
         yield made.sharing.faults
@@ -559,24 +558,24 @@ def _apart(config: Config) -> Iterator[Fault]:
         yield Fault("routers-share-nothing", ROUTER, says)
 
 
-def _failure_mode_parts(made: Running) -> Iterator[Part]:
+def _failure_mode_parts(made: RunningRouter) -> Iterator[Part]:
     """Yields what looks whether Envoy keeps what `isolation.fail` promises."""
     if is_promised(made.config):
         yield task_part("failure mode", made.failure_mode.follow)
 
 
-def _sharing_parts(made: Running) -> Iterator[Part]:
+def _sharing_parts(made: RunningRouter) -> Iterator[Part]:
     if made.sharing is not None:
         yield Part("sharing", made.sharing.start, made.sharing.close)
 
 
-def _report_parts(made: Running) -> Iterator[Part]:
+def _report_parts(made: RunningRouter) -> Iterator[Part]:
     if made.config.report.file is not None:
         file = ReportFile(made.config.report.file, made.metrics.report)
         yield Part("report", file.start, file.close)
 
 
-def _deletion_cost_parts(made: Running) -> Iterator[Part]:
+def _deletion_cost_parts(made: RunningRouter) -> Iterator[Part]:
     """Yields what tells Kubernetes which pods are missed least, if that is wanted.
 
     Of several processes, which get equal parts of the requests, the first one tells it.
@@ -590,7 +589,7 @@ def _deletion_cost_parts(made: Running) -> Iterator[Part]:
         yield task_part("deletion costs", costs.run)
 
 
-def _state_parts(made: Running) -> Iterator[Part]:
+def _state_parts(made: RunningRouter) -> Iterator[Part]:
     """Yields what waits for proof of what was restored, and writes the state file."""
     restored, state, discovery = made.restored, made.state, made.discovery
     yield Part("restored", lambda: restored.start(lambda: discovery.is_complete), restored.close)
@@ -598,7 +597,7 @@ def _state_parts(made: Running) -> Iterator[Part]:
         yield Part("state", state.start, state.close)
 
 
-def _admin(made: Running) -> Application:
+def _admin(made: RunningRouter) -> Application:
     """Returns the application of the operator's HTTP server."""
     config, router, workers = made.config, made.router, made.workers
     member, listen = made.member, config.admin.listen
@@ -606,7 +605,7 @@ def _admin(made: Running) -> Application:
     admin = admin_application(
         router,
         workers,
-        made.observed,
+        made.observations,
         config.extproc.max_body_bytes,
         (address.parse(listen).host, *config.admin.hosts),
         config.policy.header,
@@ -626,13 +625,13 @@ def _admin(made: Running) -> Application:
     return admin
 
 
-def _scraped(made: Running) -> Application:
+def _scraped(made: RunningRouter) -> Application:
     """Returns the application of the HTTP server for metrics and readiness."""
     hindrance, notes = made.readiness.hindrance, [*unseen_causes(made.config)]
     return metrics_application(made.metrics, hindrance, made.faults, notes)
 
 
-def _site_part(made: Running, name: str, application: Application, at: str) -> Part:
+def _site_part(made: RunningRouter, name: str, application: Application, at: str) -> Part:
     """Returns an HTTP server. name: its section in the configuration."""
     runners: list[AppRunner] = []
 
@@ -649,7 +648,7 @@ def _site_part(made: Running, name: str, application: Application, at: str) -> P
     return Part(name, start, stop)
 
 
-def _endpoint_file_parts(made: Running) -> Iterator[Part]:
+def _endpoint_file_parts(made: RunningRouter) -> Iterator[Part]:
     """Yields what has Envoy follow the workers, if that is configured."""
     directory = made.config.envoy.eds_directory
     if directory is not None:
@@ -659,7 +658,7 @@ def _endpoint_file_parts(made: Running) -> Iterator[Part]:
         yield Part("endpoint files", files.start, files.close)
 
 
-def _server_part(made: Running) -> Part:
+def _server_part(made: RunningRouter) -> Part:
     """Returns the server of ext_proc."""
     service = Service(made.config, made.router, made.metrics, recorder=made.recorder)
     inherited = made.inherited.get("extproc", ())
@@ -681,7 +680,7 @@ def _server_part(made: Running) -> Part:
     return Part("server", start, stop)
 
 
-def _watch_whether_asked(made: Running, connections: Callable[[], int]) -> None:
+def _watch_whether_asked(made: RunningRouter, connections: Callable[[], int]) -> None:
     """Has it told if no proxy asks, where no other router or process may be asked instead."""
     if made.member is not None or made.sharing is not None:
         return
@@ -695,7 +694,7 @@ def _watch_whether_asked(made: Running, connections: Callable[[], int]) -> None:
     made.faults.add(unasked.faults)
 
 
-def _handover_parts(made: Running) -> Iterator[Part]:
+def _handover_parts(made: RunningRouter) -> Iterator[Part]:
     """Yields what waits for a successor, if there is a state file to pass on."""
     file, state = made.config.state.file, made.state
     if file is None or state is None or made.member is not None:
@@ -716,7 +715,7 @@ def _handover_parts(made: Running) -> Iterator[Part]:
     yield Part("handover", handover.start, handover.close)
 
 
-def _member_parts(made: Running) -> Iterator[Part]:
+def _member_parts(made: RunningRouter) -> Iterator[Part]:
     """Yields what this process tells the others, and what it follows of them."""
     member = made.member
     if member is not None:

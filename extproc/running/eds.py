@@ -132,8 +132,8 @@ def _put(path: str, cluster: str, lanes: Iterable[Lane]) -> None:
     replace_file(path, content, READABLE_BY_ALL, is_durable=False)
 
 
-def _lanes(told: Iterable[tuple[str, bool]]) -> list[Lane]:
-    return [Lane(endpoint, is_open) for endpoint, is_open in told]
+def _lanes(endpoints: Iterable[tuple[str, bool]]) -> list[Lane]:
+    return [Lane(endpoint, is_open) for endpoint, is_open in endpoints]
 
 
 def endpoint_files(

@@ -17,7 +17,7 @@ from extproc.config.fleet_rules import missing_extras
 from extproc.config.reader import changed_keys, load
 from extproc.config.rules import doubts
 from extproc.config.schema import Config
-from extproc.running.app import Running, running
+from extproc.running.app import RunningRouter, running
 from extproc.running.event_loop import Sweeper
 from extproc.running.handover import Predecessor, take_over
 from extproc.running.hangup import Hangup
@@ -127,7 +127,7 @@ async def _predecessor(config: Config, member: ProcessMember | None) -> Predeces
     return await asyncio.to_thread(take_over, config.state.file, sections)
 
 
-async def _leave(router: Running, leave_ms: int) -> None:
+async def _leave(router: RunningRouter, leave_ms: int) -> None:
     """Writes the state, and waits until proxies have noticed that the router stops."""
     if router.replaced.is_set():
         return
@@ -139,7 +139,7 @@ async def _leave(router: Running, leave_ms: int) -> None:
         await asyncio.sleep(leave_ms / 1000)
 
 
-async def _stop_when_replaced(router: Running, stop: Callable[[], None]) -> None:
+async def _stop_when_replaced(router: RunningRouter, stop: Callable[[], None]) -> None:
     await router.replaced.wait()
     log.info("another router has taken over")
     stop()
@@ -216,7 +216,7 @@ def _read(path: str, processes: int, member: ProcessMember | None) -> Config:
     return config if member is None else member.part_of(config)
 
 
-async def _reload(read_again: Callable[[], Config], before: Config, router: Running) -> None:
+async def _reload(read_again: Callable[[], Config], before: Config, router: RunningRouter) -> None:
     if router.certificates is not None:
         await router.certificates.look(anyway=True)
     try:

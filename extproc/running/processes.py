@@ -1,7 +1,7 @@
 """Several router processes on one host, and the parent that keeps them running.
 
 Each is a complete router with its own listener and index; Envoy spreads requests over their
-addresses. One of them follows the feeds for all (`extproc.running.standing`). The parent starts
+addresses. One of them follows the feeds for all (`extproc.running.feed_role`). The parent starts
 them, restarts one that ends, forwards signals, and does nothing else, so that little can fail in
 it. They share a private directory.
 """
@@ -25,8 +25,8 @@ from extproc.base.errors import StartError
 from extproc.config.schema import Config
 from extproc.config.sections import ALL_PERCENT, SharingSettings
 from extproc.running.common_secret import KEYS
+from extproc.running.feed_role import LOCK, SOCKET
 from extproc.running.hangup import Hangup
-from extproc.running.standing import LOCK, SOCKET
 from kvstate.feeds.backoff import Backoff
 
 log = logging.getLogger("kvsteer.processes")
@@ -153,12 +153,12 @@ class ProcessMember(NamedTuple):
         """
         last = b""
         while True:
-            told = last
+            content = last
             with contextlib.suppress(OSError):  # the percentage has not been changed yet
-                told = _beginning(Path(self.directory) / _SHARE)
-            if told != last:
-                last = told
-                percent = _percent_in(told)
+                content = _beginning(Path(self.directory) / _SHARE)
+            if content != last:
+                last = content
+                percent = _percent_in(content)
                 if percent is not None:
                     steer(percent)
             await asyncio.sleep(look_seconds)

@@ -1,7 +1,7 @@
 """Decodes the proxy's messages: by the compiled decoder, and by protobuf what that gives up.
 
 protobuf decides what a message says; `extproc/native/message.c` reads what it is sure of. Most
-messages never come here: a session reads them as they arrive (`extproc.http2.reading`).
+messages never come here: a session reads them as they arrive (`extproc.http2.method_decoder`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 
 from extproc._core import Decoder
 from extproc.base import headers
-from extproc.http2.reading import Reading
+from extproc.http2.method_decoder import MethodDecoder
 from extproc.pb.kvsteer_ext_proc_pb2 import HeaderMap, ProcessingRequest
 from extproc.requests.request import Head, path_of
 from extproc.routing.candidates.eligibility import subset_of
@@ -51,9 +51,9 @@ class ProxyDecoder:
             head = (Head, policy_header or "", *named)
         self._compiled = Decoder(ProxyMessage, tuple(self._names), tuple(self._every), head)
 
-    def reading(self, path: bytes) -> Reading:
+    def reading(self, path: bytes) -> MethodDecoder:
         """Returns how a session reads the messages of calls on a path."""
-        return Reading(path, self._compiled)
+        return MethodDecoder(path, self._compiled)
 
     def decode(self, message: bytes) -> ProxyMessage:
         """Returns what a message says.

@@ -11,11 +11,11 @@ import msgspec
 from extproc.base.errors import RequestError
 from extproc.base.logs import tell_fault
 from extproc.media.knowledge import MediaKnowledge
-from extproc.media.prompts import Filled, MediaPrompt
+from extproc.media.prompts import FilledPrompt, MediaPrompt
 from extproc.observing.decisions import Timeline
 from extproc.requests.compression import COMPRESSED, is_compressed
 from extproc.requests.costly_json import is_light
-from extproc.requests.dialect import NEWEST, Dialect, ModelDialects, Speaks
+from extproc.requests.dialect import NEWEST, Dialect, DialectFor, ModelDialects
 from extproc.requests.media import stand_ins_of
 from extproc.requests.odd_json import OddBody, rewritten
 from extproc.requests.outline import Outline, beginning_of, outline_of
@@ -40,7 +40,7 @@ from extproc.requests.tenant_salt import written_salt
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL
 from extproc.routing.inputs.query import Media, MediaItem, Query, Variant
 from extproc.routing.savings.savings import MAX_UNREAD_BYTES
-from extproc.tokenizing.prompt_tokens import Keyed, PromptTokens, ThreadUse
+from extproc.tokenizing.prompt_tokens import KeyedPrompts, PromptTokens, ThreadUse
 from kvstate.overlap import Prompt, Tokens
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ class Queries:
             query = None
         return (query.prompts, query.forms) if query is not None else ((), 0)
 
-    def _read(self, path: str, body: bytes, speaks: Speaks) -> Read | Query:
+    def _read(self, path: str, body: bytes, speaks: DialectFor) -> Read | Query:
         """Returns a request and its model, or the query if the request cannot be keyed."""
         try:
             request = parse(path, body, speaks)
@@ -402,7 +402,9 @@ class Queries:
                 )
         return beginning_of(body)
 
-    def _keyed(self, request: InferenceRequest, served: Served, keyed: Keyed, body: bytes) -> Query:
+    def _keyed(
+        self, request: InferenceRequest, served: Served, keyed: KeyedPrompts, body: bytes
+    ) -> Query:
         """Returns the query for a request whose tokens are known, as far as its media are.
 
         body: as it was read, maybe elided.
@@ -413,7 +415,12 @@ class Queries:
         return self._with_media(request, served, chat, keyed, body)
 
     def _with_media(
-        self, request: InferenceRequest, served: Served, chat: Chat, keyed: Keyed, body: bytes
+        self,
+        request: InferenceRequest,
+        served: Served,
+        chat: Chat,
+        keyed: KeyedPrompts,
+        body: bytes,
     ) -> Query:
         """Returns the query for a prompt with media, as far as they are known."""
         (tokens,), salt = keyed.tokens, request.cache_salt
@@ -478,7 +485,7 @@ def _may_have_salt(body: bytes) -> bool:
 
 
 def _media_of(
-    prompt: MediaPrompt, full: Filled, outline: Outline, tokens_of: Callable[[str], float]
+    prompt: MediaPrompt, full: FilledPrompt, outline: Outline, tokens_of: Callable[[str], float]
 ) -> Media:
     """Returns what is known of the media of a prompt."""
     items, unknown = [], 0
@@ -522,7 +529,7 @@ def _of_turns(served: Served, salt: str | None, tokens: Tokens, forms: int) -> Q
     return Query(model, [Prompt(model, tokens, lora, salt)], lora=lora, forms=forms)
 
 
-def _keyed(request: InferenceRequest, served: Served, keyed: Keyed) -> Query:
+def _keyed(request: InferenceRequest, served: Served, keyed: KeyedPrompts) -> Query:
     model, lora = served
     prompts = [Prompt(model, one, lora, request.cache_salt) for one in keyed.tokens]
     return _of_prompts(request, served, prompts, keyed.forms)

@@ -26,7 +26,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     StreamedBodyResponse,
     TrailersResponse,
 )
-from extproc.requests.added_fields import LONG_BYTES, Body, Extended
+from extproc.requests.added_fields import LONG_BYTES, Body, ExtendedBody
 from extproc.serving.refusals import Refusal
 
 # Most bytes of an echoed body in one message: with its frame, the message stays below the 64 KiB
@@ -113,7 +113,7 @@ class Phrases:
         """Returns the answer to a buffered request body that carries a placement."""
         body = placement.body
         if body is not None:
-            if isinstance(body, Extended) or len(body) >= LONG_BYTES:
+            if isinstance(body, ExtendedBody) or len(body) >= LONG_BYTES:
                 return [_long_placed(placement, body, self.owned)]
             return [_placed(placement, body, self.owned)]
         known = self._answers.get(placement)
@@ -305,7 +305,7 @@ def _with_body(answer: bytes, body: Body) -> LongMessage:
     for number in _BODY_FIELDS:
         before = bytes((number << 3 | _LENGTH_DELIMITED, *_varint(size))) + before
         size = length + len(before)
-    if isinstance(body, Extended):
+    if isinstance(body, ExtendedBody):
         return LongMessage(answer + before, body.body, body.end, body.tail)
     return LongMessage(answer + before, body, length)
 

@@ -4,7 +4,7 @@ import logging
 
 from msgspec.structs import replace
 
-from extproc.base.logs import tell_fault
+from extproc.base.logs import NeverFailsTheRequest
 from extproc.proof.lookups import SentRequest
 from extproc.proof.trust import Proofs
 from extproc.routing.decision import Decision
@@ -13,6 +13,8 @@ from extproc.routing.load.endpoint_load import Ticket
 from kvstate.overlap import Prompt
 
 log = logging.getLogger("kvsteer.decision")
+
+_CHECKING = NeverFailsTheRequest(log, "token check failed with %s")
 
 
 def _text_of(prompt: Prompt, media: Media) -> Prompt:
@@ -42,13 +44,11 @@ class TokenWatch:
         worker, prompt = decision.worker, query.prompts[0]
         if query.media is not None:
             prompt = _text_of(prompt, query.media)
-        try:
+        with _CHECKING:
             overlap = decision.basis.overlaps[0].get(worker)
             sent = self.proofs.note_sent(worker, prompt, query.forms, overlap)
-        except Exception as error:  # noqa: BLE001 - the request is on its way already
-            tell_fault(log, "token check failed with %s", error)
-            return None
-        return None if sent is None else (worker, sent)
+            return None if sent is None else (worker, sent)
+        return None
 
     def note_answer(self, ticket: Ticket) -> None:
         """Notes that its worker began to answer a request, without a failure."""

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from extproc.base import address
-from extproc.base.address import Meeting
+from extproc.base.address import Rendezvous
 from extproc.base.errors import importing_extra
 from extproc.base.secret_file import secret_in
-from extproc.config.sections import SharingSettings as Options
+from extproc.config.sections import SharingSettings
 from extproc.sharing.messages import MAX_BYTES
 from kvstate.feeds.backoff import Backoff
 
@@ -57,10 +57,10 @@ _NO_MORE = object()
 CONNECTING = "not connected yet"
 
 
-class Access(NamedTuple):
+class StoreAccess(NamedTuple):
     """How an engine is reached. ca: a PEM file, "" for the system's authorities."""
 
-    meeting: Meeting
+    rendezvous: Rendezvous
     channel: str
     username: str = ""
     password: str = ""
@@ -84,7 +84,7 @@ class StoreConnection:
 
     def __init__(
         self,
-        access: Access,
+        access: StoreAccess,
         hear: Callable[[bytes], float],
         opened: Callable[[], None],
         answer_seconds: float,
@@ -115,7 +115,7 @@ class StoreConnection:
                 self.fault = self._words(error)
             await asyncio.sleep(self._retries.next_seconds())
 
-    def tell(self, messages: Sequence[bytes]) -> bool:
+    def send(self, messages: Sequence[bytes]) -> bool:
         """Publishes messages if the engine accepts any now; returns whether it did."""
         line = self._line
         if line is None:
@@ -280,11 +280,11 @@ def _transport(connection: "AbstractConnection") -> asyncio.Transport:
     return cast("asyncio.Transport", writer.transport)
 
 
-def _connection(access: Access, connect_seconds: float) -> "AbstractConnection":
+def _connection(access: StoreAccess, connect_seconds: float) -> "AbstractConnection":
     """Returns a connection of the client library that is not open yet."""
     from valkey.asyncio import connection
 
-    meeting = access.meeting
+    rendezvous = access.rendezvous
     options: dict[str, Any] = {
         "username": access.username or None,
         "password": access.password or None,
@@ -295,10 +295,10 @@ def _connection(access: Access, connect_seconds: float) -> "AbstractConnection":
         "lib_version": None,
         "parser_class": _greeting_parser(connection.DefaultParser),
     }
-    if meeting.engine is None:
-        return connection.UnixDomainSocketConnection(path=meeting.socket, **options)
-    host, port = meeting.engine
-    if not meeting.is_tls:
+    if rendezvous.engine is None:
+        return connection.UnixDomainSocketConnection(path=rendezvous.socket, **options)
+    host, port = rendezvous.engine
+    if not rendezvous.is_tls:
         return connection.Connection(host=host, port=port, **options)
     return connection.SSLConnection(
         host=host, port=port, ssl_ca_certs=access.ca or None, ssl_check_hostname=True, **options
@@ -379,7 +379,7 @@ class Datagrams:
         finally:
             self._close()
 
-    def tell(self, messages: Sequence[bytes]) -> bool:
+    def send(self, messages: Sequence[bytes]) -> bool:
         """Sends messages to every other router that accepts them now.
 
         Returns False if this router's socket is not open.
@@ -475,11 +475,11 @@ class Transport(Protocol):
     async def run(self) -> None:
         """Keeps connected until it is cancelled."""
 
-    def tell(self, messages: Sequence[bytes]) -> bool:
+    def send(self, messages: Sequence[bytes]) -> bool:
         """Sends messages; returns whether they were sent."""
 
 
-def password_of(options: Options) -> str:
+def password_of(options: SharingSettings) -> str:
     """Returns the engine's password, "" if there is none.
 
     Raises:
@@ -491,19 +491,21 @@ def password_of(options: Options) -> str:
 
 
 def transport_of(
-    options: Options,
+    options: SharingSettings,
     hear: Callable[[bytes], float],
     opened: Callable[[], None],
     answer_seconds: float,
 ) -> Transport:
-    """Returns the configured transport; the other parameters are those of `Engine`.
+    """Returns the configured transport; the other parameters are those of `StoreConnection`.
 
     Raises:
         StartError: the client library is missing, or the file with the password cannot be read.
     """
-    meeting = address.parse_meeting(options.url)
-    if meeting.directory:
-        return Datagrams(meeting.directory, hear, opened)
+    rendezvous = address.parse_rendezvous(options.url)
+    if rendezvous.directory:
+        return Datagrams(rendezvous.directory, hear, opened)
     password = password_of(options)
-    access = Access(meeting, options.channel, options.username or "", password, options.ca or "")
+    access = StoreAccess(
+        rendezvous, options.channel, options.username or "", password, options.ca or ""
+    )
     return StoreConnection(access, hear, opened, answer_seconds)

@@ -1,9 +1,9 @@
 """Reports to other routers where conversations, sessions and responses belong.
 
 All routers that share have the same keys for them (`extproc.routing.claims.homes`), so a
-conversation that comes through another router finds its worker there. What changes is told at the
-next tick, in order; a newcomer gets the latest homes that this router knows, those that others told
-included.
+conversation that comes through another router finds its worker there. What changes is reported at
+the next tick, in order; a newcomer gets the latest homes that this router knows, those that others
+reported included.
 """
 
 from collections import defaultdict, deque
@@ -17,12 +17,12 @@ from extproc.sharing.messages import (
     MAX_HOME_KEYS,
     MAX_HOMES,
     HomeKind,
-    HomeNews,
-    known_news,
-    turn_news,
+    HomeReport,
+    known_report,
+    turn_report,
 )
 
-# Most changes that wait for the next tick, and most homes that are told to a newcomer.
+# Most changes that wait for the next tick, and most homes that are reported to a newcomer.
 MAX_WAITING = 1_024
 MAX_KNOWN = 1_024
 
@@ -31,34 +31,34 @@ class HomeReports:
     """The changes that wait for the next tick. dropped: those for which there was no room."""
 
     def __init__(self) -> None:
-        self._waiting: deque[HomeNews] = deque()
+        self._waiting: deque[HomeReport] = deque()
         self.dropped = 0
 
     def note_turn(self, worker: int, keys: Sequence[int], follows: int) -> None:
         """Notes that a request with these keys was sent to a worker."""
-        self._add(turn_news(worker, keys[:KEYS_OF_HOME], follows))
+        self._add(turn_report(worker, keys[:KEYS_OF_HOME], follows))
 
     def note_home(self, worker: int, key: int) -> None:
         """Notes that a key belongs to a worker from now on."""
-        self._add(known_news(worker, (key,), (0.0,)))
+        self._add(known_report(worker, (key,), (0.0,)))
 
     def note_over(self, worker: int, keys: Sequence[int]) -> None:
         """Notes that a worker did not compute the request with these keys."""
-        self._add(HomeNews(worker, packed(keys[:KEYS_OF_HOME]), HomeKind.OVER))
+        self._add(HomeReport(worker, packed(keys[:KEYS_OF_HOME]), HomeKind.OVER))
 
-    def take(self) -> deque[HomeNews]:
+    def take(self) -> deque[HomeReport]:
         """Returns the changes, oldest first, which wait no longer."""
-        taken, self._waiting = self._waiting, deque()
-        return taken
+        waiting, self._waiting = self._waiting, deque()
+        return waiting
 
-    def _add(self, news: HomeNews) -> None:
+    def _add(self, report: HomeReport) -> None:
         if len(self._waiting) == MAX_WAITING:
             self._waiting.popleft()
             self.dropped += 1
-        self._waiting.append(news)
+        self._waiting.append(report)
 
 
-def known_homes(homes: Homes, ids: Mapping[str, int], now: float) -> list[HomeNews]:
+def known_homes(homes: Homes, ids: Mapping[str, int], now: float) -> list[HomeReport]:
     """Returns the latest homes, each worker's in the order in which they were noted.
 
     ids: those of workers in messages, by name; homes of other workers are left out.
@@ -67,17 +67,19 @@ def known_homes(homes: Homes, ids: Mapping[str, int], now: float) -> list[HomeNe
     for key, worker, since in reversed(list(islice(homes.latest(), MAX_KNOWN))):
         if worker in ids:
             by_worker[ids[worker]].append((key, now - since))
-    told = []
+    reports = []
     for worker_id, known in by_worker.items():
         for start in range(0, len(known), KEYS_OF_HOME):
             some = known[start : start + KEYS_OF_HOME]
-            told.append(known_news(worker_id, [key for key, _ in some], [age for _, age in some]))
-    return told
+            reports.append(
+                known_report(worker_id, [key for key, _ in some], [age for _, age in some])
+            )
+    return reports
 
 
-def some_of(waiting: deque[HomeNews]) -> tuple[HomeNews, ...]:
+def some_of(waiting: deque[HomeReport]) -> tuple[HomeReport, ...]:
     """Takes as many entries as one message may have."""
-    taken: list[HomeNews] = []
+    taken: list[HomeReport] = []
     keys = 0
     while waiting and len(taken) < MAX_HOMES:
         keys += waiting[0].key_count

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from extproc.media.identities import Identities, Identity
-from extproc.media.item_news import ItemNews
+from extproc.media.item_report import ItemReport
 from extproc.sharing.messages import MAX_ITEMS
 
 # Most items that wait for the next message, and that are reported to a newcomer: of more, the
@@ -22,14 +22,14 @@ def nothing_known() -> Iterable[tuple[bytes, Identity]]:
 
 
 class ItemReports:
-    """The items that other routers are still to be told of.
+    """The items that other routers still have to be told of.
 
     known: returns the items that are known here, the latest used last.
     """
 
     def __init__(self) -> None:
         self.known: Callable[[], Iterable[tuple[bytes, Identity]]] = nothing_known
-        self._waiting: deque[ItemNews] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[ItemReport] = deque(maxlen=MAX_WAITING)
 
     def __bool__(self) -> bool:
         """Returns whether any item waits."""
@@ -37,9 +37,9 @@ class ItemReports:
 
     def note(self, key: bytes, identity: Identity) -> None:
         """Notes an item that was learned here, once it is known to its end."""
-        news = ItemNews.of(key, identity)
-        if news is not None:
-            self._waiting.append(news)
+        report = ItemReport.of(key, identity)
+        if report is not None:
+            self._waiting.append(report)
 
     def answer(self) -> None:
         """Notes that a newcomer is to be told of what is known."""
@@ -48,9 +48,9 @@ class ItemReports:
             self.note(key, identity)
         self._waiting.extend(waiting)
 
-    def take(self) -> tuple[ItemNews, ...]:
+    def take(self) -> tuple[ItemReport, ...]:
         """Takes as many items as one message may have."""
-        taken: list[ItemNews] = []
+        taken: list[ItemReport] = []
         runs = 0
         while self._waiting and len(taken) < MAX_ITEMS:
             runs += len(self._waiting[0].runs)
@@ -60,9 +60,9 @@ class ItemReports:
         return tuple(taken)
 
 
-def learn_items(identities: Identities, told: Iterable[ItemNews]) -> None:
+def learn_items(identities: Identities, reports: Iterable[ItemReport]) -> None:
     """Learns items from another router; what is known to its end here stays."""
-    for news in told:
-        known = identities.find(news.key)
+    for report in reports:
+        known = identities.find(report.key)
         if known is None or not known.is_whole:
-            identities.put(news.key, news.identity)
+            identities.put(report.key, report.identity)

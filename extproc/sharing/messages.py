@@ -20,7 +20,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 import xxhash
 
-from extproc.media.item_news import ItemNews
+from extproc.media.item_report import ItemReport
 from extproc.requests.outline import MOST_DIGESTS
 from extproc.routing.claims.marks import (
     FIRST_LENGTHS,
@@ -31,7 +31,7 @@ from extproc.routing.claims.marks import (
     packed,
     unpacked,
 )
-from extproc.routing.load.reports import MAX_WORKERS, WorkerNews
+from extproc.routing.load.reports import MAX_WORKERS, WorkerLoadReport
 from kvstate.errors import KVSteerError
 from kvstate.undecodable import UNDECODABLE
 
@@ -84,7 +84,7 @@ _OLDEST_SECONDS = 2**32 - 1
 class MessageError(KVSteerError):
     """A message was rejected.
 
-    reason: wrong_size, other_version, other_secret, forged or malformed; from `Picture`, also
+    reason: wrong_size, other_version, other_secret, forged or malformed; from `OtherRouters`, also
     unproven, late, too_many_routers or out_of_order.
     """
 
@@ -129,7 +129,7 @@ def worker_id(keys: Keys, endpoint: str) -> int:
     return int(xxhash.xxh3_64_intdigest(endpoint.encode(), keys.workers)) & _WORKER_BITS
 
 
-class ClaimNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class ClaimReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A prompt that the sender sent to a worker.
 
     number: identifies the claim when it ends. keys: those of the prompt's marks, for the shortest
@@ -146,10 +146,10 @@ class ClaimNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return len(self.keys) // KEY_BYTES
 
 
-class OutlineNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class OutlineReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A prompt without known tokens that the sender sent to a worker.
 
-    number, worker: as in `ClaimNews`. keys: those of the prompt's marks, for the shortest prefix
+    number, worker: as in `ClaimReport`. keys: those of the prompt's marks, for the shortest prefix
     first. lengths: theirs in estimated tokens, ascending.
     """
 
@@ -173,16 +173,16 @@ class OutlineNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 # A claim of either kind.
-AnyClaim = ClaimNews | OutlineNews
+AnyClaim = ClaimReport | OutlineReport
 
 
-def claim_news(number: int, worker: int, marks: Marked) -> AnyClaim:
-    """Returns the news that a prompt with these marks was sent to a worker."""
+def claim_report(number: int, worker: int, marks: Marked) -> AnyClaim:
+    """Returns a report that a prompt with these marks was sent to a worker."""
     count = len(marks.keys) // KEY_BYTES
     if marks.lengths == FIRST_LENGTHS[min(count, len(LENGTHS))]:
-        return ClaimNews(number, worker, marks.keys)
+        return ClaimReport(number, worker, marks.keys)
     lengths = struct.pack(f"<{count}I", *marks.lengths)
-    return OutlineNews(number, worker, marks.keys, lengths)
+    return OutlineReport(number, worker, marks.keys, lengths)
 
 
 class HomeKind(IntEnum):
@@ -193,10 +193,10 @@ class HomeKind(IntEnum):
     OVER = 2  # their request was not computed by the worker
 
 
-class HomeNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class HomeReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """To which worker conversations, sessions and responses belong.
 
-    worker: as in `WorkerNews`. keys: theirs, 8 bytes each. follows: of a turn, the key of the
+    worker: as in `WorkerLoadReport`. keys: theirs, 8 bytes each. follows: of a turn, the key of the
     conversation's request before it, empty if there is none. ages: of those known, how long they
     have been, in seconds, 4 bytes each.
     """
@@ -235,17 +235,17 @@ class HomeNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return struct.unpack(f"<{len(self.ages) // _LENGTH_BYTES}I", self.ages)
 
 
-def turn_news(worker: int, keys: Sequence[int], follows: int) -> HomeNews:
-    """Returns the news that a conversation's request was sent to a worker."""
+def turn_report(worker: int, keys: Sequence[int], follows: int) -> HomeReport:
+    """Returns a report that a conversation's request was sent to a worker."""
     before = follows.to_bytes(KEY_BYTES, "little") if follows else b""
-    return HomeNews(worker, packed(keys), HomeKind.TURN, before)
+    return HomeReport(worker, packed(keys), HomeKind.TURN, before)
 
 
-def known_news(worker: int, keys: Sequence[int], ages: Sequence[float]) -> HomeNews:
-    """Returns the news that these keys have belonged to a worker for so many seconds."""
+def known_report(worker: int, keys: Sequence[int], ages: Sequence[float]) -> HomeReport:
+    """Returns a report that these keys have belonged to a worker for so many seconds."""
     seconds = [min(_OLDEST_SECONDS, max(0, int(age))) for age in ages]
-    told = struct.pack(f"<{len(seconds)}I", *seconds)
-    return HomeNews(worker, packed(keys), HomeKind.KNOWN, ages=told)
+    in_seconds = struct.pack(f"<{len(seconds)}I", *seconds)
+    return HomeReport(worker, packed(keys), HomeKind.KNOWN, ages=in_seconds)
 
 
 class Challenge(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -258,7 +258,7 @@ class Challenge(msgspec.Struct, frozen=True, array_like=True, gc=False):
     number: _Number
 
 
-class RouterNews(msgspec.Struct, frozen=True, array_like=True):
+class RouterReport(msgspec.Struct, frozen=True, array_like=True):
     """One message.
 
     origin: the sender's name. incarnation: higher after every restart. sequence: counts the
@@ -279,19 +279,19 @@ class RouterNews(msgspec.Struct, frozen=True, array_like=True):
     sent_us: _Number
     is_hello: bool = False
     is_whole: bool = False
-    workers: Annotated[tuple[WorkerNews, ...], msgspec.Meta(max_length=MAX_WORKERS)] = ()
-    claims: Annotated[tuple[ClaimNews, ...], msgspec.Meta(max_length=MAX_CLAIMS)] = ()
+    workers: Annotated[tuple[WorkerLoadReport, ...], msgspec.Meta(max_length=MAX_WORKERS)] = ()
+    claims: Annotated[tuple[ClaimReport, ...], msgspec.Meta(max_length=MAX_CLAIMS)] = ()
     ended: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MAX_OVER)] = ()
     withdrawn: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MAX_OVER)] = ()
     challenges: Annotated[tuple[Challenge, ...], msgspec.Meta(max_length=MAX_CHALLENGES)] = ()
     answers: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MAX_CHALLENGES)] = ()
-    outlines: Annotated[tuple[OutlineNews, ...], msgspec.Meta(max_length=MAX_CLAIMS)] = ()
-    homes: Annotated[tuple[HomeNews, ...], msgspec.Meta(max_length=MAX_HOMES)] = ()
-    items: Annotated[tuple[ItemNews, ...], msgspec.Meta(max_length=MAX_ITEMS)] = ()
+    outlines: Annotated[tuple[OutlineReport, ...], msgspec.Meta(max_length=MAX_CLAIMS)] = ()
+    homes: Annotated[tuple[HomeReport, ...], msgspec.Meta(max_length=MAX_HOMES)] = ()
+    items: Annotated[tuple[ItemReport, ...], msgspec.Meta(max_length=MAX_ITEMS)] = ()
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(RouterNews)
+_decoder = msgspec.msgpack.Decoder(RouterReport)
 
 
 @lru_cache(maxsize=128)  # it is the same in each message of a router
@@ -300,10 +300,10 @@ def sender_tag(origin: str, incarnation: int) -> bytes:
     return blake2b(f"{incarnation} {origin}".encode(), digest_size=_TAG_BYTES).digest()
 
 
-def encoded(news: RouterNews, keys: Keys) -> bytes:
+def encoded(report: RouterReport, keys: Keys) -> bytes:
     """Returns a message as bytes, with its seal."""
-    tag = sender_tag(news.origin, news.incarnation)
-    return sealed(_encoder.encode(news), keys, tag)
+    tag = sender_tag(report.origin, report.incarnation)
+    return sealed(_encoder.encode(report), keys, tag)
 
 
 def sealed(body: bytes, keys: Keys, tag: bytes, magic: bytes = MAGIC) -> bytes:
@@ -317,7 +317,7 @@ def is_from(wire: bytes, tag: bytes) -> bool:
     return wire.startswith(tag, _HEAD_BYTES - _TAG_BYTES)
 
 
-def decoded(wire: bytes, keys: Keys) -> RouterNews:
+def decoded(wire: bytes, keys: Keys) -> RouterReport:
     """Returns a received message; the bytes may be anything.
 
     Raises:
@@ -325,28 +325,28 @@ def decoded(wire: bytes, keys: Keys) -> RouterNews:
     """
     body = unsealed(wire, keys)
     try:
-        news = _decoder.decode(body)
+        report = _decoder.decode(body)
     except UNDECODABLE:
         raise MessageError("malformed") from None
-    if not _is_sound(news):
+    if not _is_sound(report):
         raise MessageError("malformed")
-    return news
+    return report
 
 
-def _is_sound(news: RouterNews) -> bool:
+def _is_sound(report: RouterReport) -> bool:
     """Returns whether what the decoder does not check is as it has to be.
 
     Plain loops: generators would take as long as all else here.
     """
-    origin = news.origin
+    origin = report.origin
     if not origin.isascii() or not origin.isprintable() or " " in origin:
         return False
-    for claim in news.claims:
+    for claim in report.claims:
         if len(claim.keys) % KEY_BYTES:
             return False
-    others: tuple[OutlineNews | ItemNews | HomeNews, ...] = news.outlines
-    if news.items or news.homes:
-        others = (*others, *news.items, *news.homes)
+    others: tuple[OutlineReport | ItemReport | HomeReport, ...] = report.outlines
+    if report.items or report.homes:
+        others = (*others, *report.items, *report.homes)
     for one in others:  # noqa: SIM110 - see above
         if not one.is_sound:
             return False

@@ -19,7 +19,7 @@ HALVED_SECONDS = 600.0
 LASTING_SECONDS = 60.0
 
 
-class OutageNews(NamedTuple):
+class OutageNote(NamedTuple):
     """What is to be logged.
 
     fault: why there is an outage, "" if it is over. number: of the outages that count, this one.
@@ -38,7 +38,7 @@ class Outages:
         self._has_warned = False
         self._began_at = self._faulty_at = 0.0
 
-    def look(self, fault: str, now: float) -> OutageNews | None:
+    def look(self, fault: str, now: float) -> OutageNote | None:
         """Returns what to log, None for nothing.
 
         fault: "" if there is none now. now: in seconds of any clock.
@@ -52,15 +52,15 @@ class Outages:
         if self._has_warned or not (is_rare or now - self._began_at >= LASTING_SECONDS):
             return None
         self._has_warned = True
-        return OutageNews(fault, self._number)
+        return OutageNote(fault, self._number)
 
     def _begin(self, now: float) -> None:
         halvings = int((now - self._faulty_at) / HALVED_SECONDS)
         self._number = (self._number >> halvings) + 1
         self.is_going_on, self._has_warned, self._began_at = True, False, now
 
-    def _over(self, now: float) -> OutageNews | None:
+    def _over(self, now: float) -> OutageNote | None:
         if not self.is_going_on or now - self._faulty_at < SETTLED_SECONDS:
             return None
         self.is_going_on = False
-        return OutageNews("", self._number) if self._has_warned else None
+        return OutageNote("", self._number) if self._has_warned else None

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from extproc.routing.claims.claim_table import Claim
 from extproc.routing.load.loads import Loads
-from extproc.routing.load.reports import MAX_WORKERS, WorkerNews
+from extproc.routing.load.reports import MAX_WORKERS, WorkerLoadReport
 from extproc.sharing.home_reports import HomeReports, some_of
 from extproc.sharing.item_reports import ItemReports
 from extproc.sharing.messages import (
@@ -21,12 +21,12 @@ from extproc.sharing.messages import (
     MAX_OVER,
     AnyClaim,
     Challenge,
-    ClaimNews,
-    HomeNews,
+    ClaimReport,
+    HomeReport,
     Keys,
-    OutlineNews,
-    RouterNews,
-    claim_news,
+    OutlineReport,
+    RouterReport,
+    claim_report,
     encoded,
     sender_tag,
     worker_id,
@@ -47,13 +47,13 @@ WHOLE_SECONDS = 1.0
 # Shortest time between two answers to newcomers, in seconds.
 ANSWER_SECONDS = 0.25
 
-News = TypeVar("News")
+Reported = TypeVar("Reported")
 
 # Returns the homes that are known at a time.
-KnownHomes = Callable[[float], Sequence[HomeNews]]
+KnownHomes = Callable[[float], Sequence[HomeReport]]
 
 
-def no_homes(_: float) -> Sequence[HomeNews]:
+def no_homes(_: float) -> Sequence[HomeReport]:
     """Returns nothing: no home is known."""
     return ()
 
@@ -62,7 +62,7 @@ class Reporter:
     """Makes the messages of one router.
 
     origin: its name. incarnation: higher than that of any earlier router with this name.
-    silent_seconds: after this time without news, it sends a sign of life.
+    silent_seconds: after this time without anything to report, it sends a sign of life.
     max_open, max_waiting: claims that are open, and that wait for a message.
     touched: endpoints whose requests changed. items: the media items to be told of.
     """
@@ -122,21 +122,21 @@ class Reporter:
             if len(self._waiting) == self._waiting.maxlen:
                 self._dropped += 1
             self._number += 1
-            news = claim_news(self._number, self._id(endpoint), claim)
-            self._open[claim] = news
-            self._waiting.append(news)
+            report = claim_report(self._number, self._id(endpoint), claim)
+            self._open[claim] = report
+            self._waiting.append(report)
 
     def end(self, claim: Claim) -> None:
         """Notes that the request has ended."""
-        news = self._open.pop(claim, None)
-        if news is not None:
-            self._ended.append(news.number)
+        report = self._open.pop(claim, None)
+        if report is not None:
+            self._ended.append(report.number)
 
     def withdraw(self, claim: Claim) -> None:
         """Notes that the request never reached its worker."""
-        news = self._open.pop(claim, None)
-        if news is not None:
-            self._withdrawn.append(news.number)
+        report = self._open.pop(claim, None)
+        if report is not None:
+            self._withdrawn.append(report.number)
 
     def note_turn(self, keys: Sequence[int], follows: int, endpoint: str) -> None:
         """Notes that a conversation's request was sent to an endpoint; see `Homes.turn`."""
@@ -188,7 +188,7 @@ class Reporter:
             claims, self._is_asked = list(self._open.values())[-MAX_ANSWERED:], False
             self._answered_at = now
         homes = self._homes.take()
-        if is_answer:  # behind what is known: the later news counts
+        if is_answer:  # behind what is known: the later report counts
             homes.extendleft(reversed(known(now)))
             self.items.answer()
         is_silent = now - self._reported_at >= self._silent_seconds
@@ -203,24 +203,28 @@ class Reporter:
         self._reported_at = now
         return [*self._messages(workers, claims, homes, over, wall_us, is_whole=is_whole)]
 
-    def _workers(self, endpoints: Sequence[str], loads: Loads, now: float) -> list[WorkerNews]:
+    def _workers(
+        self, endpoints: Sequence[str], loads: Loads, now: float
+    ) -> list[WorkerLoadReport]:
         ids = self._ids
         return [
-            WorkerNews(ids.get(name) or self._id(name), in_flight, booked, sent, backlog, lately)
+            WorkerLoadReport(
+                ids.get(name) or self._id(name), in_flight, booked, sent, backlog, lately
+            )
             for name, (in_flight, booked, sent, backlog, lately) in loads.told(endpoints, now)
         ]
 
     def _messages(
         self,
-        workers: list[WorkerNews],
+        workers: list[WorkerLoadReport],
         claims: list[AnyClaim],
-        homes: deque[HomeNews],
+        homes: deque[HomeReport],
         over: tuple[list[int], list[int]],
         wall_us: int,
         *,
         is_whole: bool,
     ) -> Iterator[bytes]:
-        """Yields the news in as many messages as needed, at least one.
+        """Yields the reports in as many messages as needed, at least one.
 
         No claim's end comes before the claim itself: it would be ignored, and the claim kept. Each
         message has room for the longest claim, home or item, so that there is less left after it.
@@ -231,15 +235,15 @@ class Reporter:
         self._answers.clear()
         is_first = True
         while is_first or workers or begun or homes or ended or withdrawn or self.items:
-            some_workers = _taken(workers, MAX_WORKERS)
+            some_workers = _first_of(workers, MAX_WORKERS)
             some_begun, some_homes = _some(begun), some_of(homes)
             over_now = 0 if begun else MAX_OVER
-            some_ended, some_withdrawn = _taken(ended, over_now), _taken(withdrawn, over_now)
+            some_ended, some_withdrawn = _first_of(ended, over_now), _first_of(withdrawn, over_now)
             # not beside claims, whose marks may fill a message
             some_items = () if some_begun or some_homes else self.items.take()
             self._sequence += 1
             is_all, is_whole = is_whole and not workers, is_whole and bool(workers)
-            news = RouterNews(
+            report = RouterReport(
                 self.origin,
                 self.incarnation,
                 self._sequence,
@@ -247,16 +251,16 @@ class Reporter:
                 self._says_hello,
                 is_all,
                 some_workers,
-                tuple([one for one in some_begun if isinstance(one, ClaimNews)]),
+                tuple([one for one in some_begun if isinstance(one, ClaimReport)]),
                 some_ended,
                 some_withdrawn,
                 challenges,
                 answers,
-                tuple([one for one in some_begun if isinstance(one, OutlineNews)]),
+                tuple([one for one in some_begun if isinstance(one, OutlineReport)]),
                 some_homes,
                 some_items,
             )
-            yield encoded(news, self.keys)
+            yield encoded(report, self.keys)
             self._says_hello, is_first = False, False
             challenges, answers = (), ()
 
@@ -269,20 +273,20 @@ class Reporter:
         return known
 
 
-def _taken(news: list[News], most: int) -> tuple[News, ...]:
-    """Takes as many of the first news."""
-    taken = tuple(news[:most])
-    del news[:most]
-    return taken
+def _first_of(waiting: list[Reported], most: int) -> tuple[Reported, ...]:
+    """Takes the first ones from what waits."""
+    first = tuple(waiting[:most])
+    del waiting[:most]
+    return first
 
 
 def _some(claims: deque[AnyClaim]) -> tuple[AnyClaim, ...]:
     """Takes as many claims as one message may have."""
-    taken: list[AnyClaim] = []
+    some: list[AnyClaim] = []
     marks = 0
-    while claims and len(taken) < MAX_CLAIMS:
+    while claims and len(some) < MAX_CLAIMS:
         marks += claims[0].mark_count
         if marks > MAX_MARKS:
             break
-        taken.append(claims.popleft())
-    return tuple(taken)
+        some.append(claims.popleft())
+    return tuple(some)

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from extproc.base.fault import ROUTER, Fault
 from extproc.base.secret_file import secret_in
-from extproc.config.sections import SharingSettings as Options
+from extproc.config.sections import SharingSettings
 from extproc.media.knowledge import MediaKnowledge
 from extproc.routing.claims.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.claims.homes import Homes
@@ -34,9 +34,9 @@ from extproc.sharing.carriers import (
 )
 from extproc.sharing.hearing_time import HearingTime
 from extproc.sharing.home_reports import known_homes
-from extproc.sharing.messages import HomeNews, Keys, MessageError, is_from, keys_of, worker_id
+from extproc.sharing.messages import HomeReport, Keys, MessageError, is_from, keys_of, worker_id
+from extproc.sharing.other_routers import OtherRouters, SharedWorker
 from extproc.sharing.outages import Outages
-from extproc.sharing.picture import Picture, Place
 from extproc.sharing.reporter import LEAST_UNCACHED_TOKENS, Reporter
 from extproc.sharing.row_messages import is_about_rows
 from extproc.sharing.rows import RowsExchange
@@ -78,48 +78,48 @@ class SharingFleet(Protocol):
         """Returns an event, which is another object after every change of the workers."""
 
 
-class PromptTelling(Reporter):
-    """Also signals news that should not wait for the next tick.
+class SignallingReporter(Reporter):
+    """Also signals that something should not wait for the next tick.
 
-    news: set when a request begins that has enough work to be reported. meeting: set when another
-    router is to be challenged or answered.
+    is_urgent: set when a request begins that has enough work to be reported. is_met: set when
+    another router is to be challenged or answered.
     """
 
     def __init__(self, keys: Keys, origin: str, incarnation: int, silent_seconds: float) -> None:
         super().__init__(keys, origin, incarnation, silent_seconds)
-        self.news = asyncio.Event()
-        self.meeting = asyncio.Event()
+        self.is_urgent = asyncio.Event()
+        self.is_met = asyncio.Event()
 
     def challenge(self, tag: bytes, number: int) -> None:
         """Asks the router with this tag to send a number back, so that its messages count here."""
         super().challenge(tag, number)
-        self.meeting.set()
-        self.news.set()
+        self.is_met.set()
+        self.is_urgent.set()
 
     def answer(self, number: int) -> None:
         """Answers a challenge of another router, to which all figures and open claims are new."""
         super().answer(number)
-        self.meeting.set()
-        self.news.set()
+        self.is_met.set()
+        self.is_urgent.set()
 
     def begin(self, claims: Sequence[Claim], endpoint: str, uncached_tokens: float) -> None:
         """Notes that a request was sent to an endpoint."""
         super().begin(claims, endpoint, uncached_tokens)
         if uncached_tokens >= LEAST_UNCACHED_TOKENS:
-            self.news.set()
+            self.is_urgent.set()
 
     def note_turn(self, keys: Sequence[int], follows: int, endpoint: str) -> None:
         """Notes that a conversation's request was sent to an endpoint."""
         super().note_turn(keys, follows, endpoint)
-        self.news.set()
+        self.is_urgent.set()
 
     def note_home(self, key: int, endpoint: str) -> None:
         """Notes that what has this key belongs to an endpoint."""
         super().note_home(key, endpoint)
-        self.news.set()
+        self.is_urgent.set()
 
 
-def telling_of(options: Options, host_name: str | None = None) -> PromptTelling:
+def reporter_of(options: SharingSettings, host_name: str | None = None) -> SignallingReporter:
     """Returns what makes the messages about this router's requests.
 
     host_name: None for that of this machine.
@@ -134,13 +134,13 @@ def telling_of(options: Options, host_name: str | None = None) -> PromptTelling:
     host = _NO_NAME.sub("-", host_name or socket.gethostname())[:48]
     name = options.name or f"{host}-{os.getpid()}"
     silent_seconds = ALIVE_TICKS * options.tick_ms / 1000
-    return PromptTelling(keys_of(secret), name, time.time_ns(), silent_seconds)
+    return SignallingReporter(keys_of(secret), name, time.time_ns(), silent_seconds)
 
 
 class Sharing:
     """One router's part in sharing.
 
-    telling: makes the messages about its own requests. sent, homes: the claims, and the homes of
+    reporter: makes the messages about its own requests. sent, homes: the claims, and the homes of
     conversations, of all routers. monotonic: the clock of the workers' loads, in seconds. media:
     what is known of media items, None if that is not shared. transport: carries the messages.
     hearing: the time that the messages of others take. outages: of the transport. rows: exchanges
@@ -149,8 +149,8 @@ class Sharing:
 
     def __init__(
         self,
-        options: Options,
-        telling: PromptTelling,
+        options: SharingSettings,
+        reporter: SignallingReporter,
         fleet: SharingFleet,
         sent: ClaimTable,
         homes: Homes,
@@ -158,14 +158,14 @@ class Sharing:
         media: MediaKnowledge | None = None,
     ) -> None:
         self._options = options
-        self._telling = telling
+        self._reporter = reporter
         self._fleet = fleet
         self._homes = homes
         self._monotonic = monotonic
         self._seconds = options.tick_ms / 1000
         self._forget_seconds = FORGET_TICKS * self._seconds + FORGET_SECONDS
-        self.picture = Picture(
-            telling,
+        self.others = OtherRouters(
+            reporter,
             fleet.loads,
             sent,
             homes,
@@ -175,15 +175,15 @@ class Sharing:
             None if media is None else media.identities,
         )
         if media is not None:
-            media.learning.report = telling.items.note
-            telling.items.known = media.identities.items
+            media.learning.report = reporter.items.note
+            reporter.items.known = media.identities.items
         down_seconds = FORGET_TICKS * self._seconds + DOWN_SECONDS
-        self.transport = transport_of(options, self.hear, telling.hello, down_seconds)
+        self.transport = transport_of(options, self.hear, reporter.hello, down_seconds)
         self.rows: RowsExchange | None = None
         self._known_change: asyncio.Event | None = None
-        self._places_by_key: dict[int, Place] = {}
+        self._places_by_key: dict[int, SharedWorker] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._did_tell = False
+        self._did_send = False
         self._ticked_at = 0.0
         self.hearing = HearingTime()
         self.outages = Outages()
@@ -194,7 +194,7 @@ class Sharing:
         """Sends one message in reply to another; returns whether it was sent."""
         self.hearing.note_sent(len(message))
         self.sent_bytes += len(message)
-        return self.transport.tell([message])
+        return self.transport.send([message])
 
     def start(self) -> None:
         """Starts sending and receiving."""
@@ -225,7 +225,7 @@ class Sharing:
         """Returns the answer of GET /routers."""
         now = self._monotonic()
         return {
-            "name": self._telling.origin,
+            "name": self._reporter.origin,
             "url": self._options.url,
             "tick_ms": self._options.tick_ms,
             "alone": self.hindrance(),
@@ -240,7 +240,7 @@ class Sharing:
                     "in_flight": self._fleet.loads.in_flight_of(other.key),
                     "claims": len(other.claims),
                 }
-                for other in self.picture.peers.values()
+                for other in self.others.peers.values()
             ],
         }
 
@@ -248,44 +248,45 @@ class Sharing:
         while True:
             await self._pause()
             try:
-                self._tell(self._monotonic())
+                self._report(self._monotonic())
             except Exception:  # what fails once must not end it
                 log.exception("a tick of sharing failed")
                 await asyncio.sleep(DOWN_SECONDS)
 
     async def _pause(self) -> None:
-        """Waits for a tick; if the last one sent no message, `news` ends the wait early.
+        """Waits for a tick; if the last one sent no message, `is_urgent` ends the wait
+        early.
 
-        `meeting` does so in any case: a newcomer does not wait for a slow tick.
+        `is_met` does so in any case: a newcomer does not wait for a slow tick.
         """
-        news, meeting = self._telling.news, self._telling.meeting
-        if self._did_tell:
+        is_urgent, is_met = self._reporter.is_urgent, self._reporter.is_met
+        if self._did_send:
             least = min(self._seconds, LEAST_TICK_SECONDS)
             await asyncio.sleep(least)
-            await _set_within(meeting, self._seconds - least)
+            await _set_within(is_met, self._seconds - least)
         else:
-            await _set_within(news, self._seconds)
-        news.clear()
-        meeting.clear()
+            await _set_within(is_urgent, self._seconds)
+        is_urgent.clear()
+        is_met.clear()
 
-    def _tell(self, now: float) -> None:
+    def _report(self, now: float) -> None:
         was_here, self._ticked_at = now - self._ticked_at < self._forget_seconds / 2, now
         # if this process itself paused, the others' messages have yet to be read
-        for other in self.picture.forget(now) if was_here else ():
+        for other in self.others.forget(now) if was_here else ():
             if not self.outages.is_going_on:
                 log.info("router %s is silent and no longer counted", other.origin)
-        if self.picture.asks(now):
-            self._telling.hello()
+        if self.others.asks(now):
+            self._reporter.hello()
         wall_us = time.time_ns() // 1000
-        messages = self._telling.compose(self._fleet.loads, now, wall_us, self._known_homes)
-        self._did_tell = bool(messages)
+        messages = self._reporter.compose(self._fleet.loads, now, wall_us, self._known_homes)
+        self._did_send = bool(messages)
         if messages:
-            if self.transport.tell(messages):
+            if self.transport.send(messages):
                 self.sent += len(messages)
                 self.sent_bytes += sum(map(len, messages))
             else:
                 self.not_sent += len(messages)
-                self._telling.hello()
+                self._reporter.hello()
         self._say(self._monotonic())
 
     def _say(self, now: float) -> None:
@@ -293,12 +294,12 @@ class Sharing:
         fault = self.transport.fault
         if fault == CONNECTING and now < self._patient_until:
             return
-        news = self.outages.look(fault, now)
-        if news is None:
+        outage = self.outages.look(fault, now)
+        if outage is None:
             return
-        url, times = self._options.url, f" (outage {news.number})" if news.number > 1 else ""
-        if news.fault:
-            log.warning("not sharing with other routers: %s: %s%s", url, news.fault, times)
+        url, times = self._options.url, f" (outage {outage.number})" if outage.number > 1 else ""
+        if outage.fault:
+            log.warning("not sharing with other routers: %s: %s%s", url, outage.fault, times)
         else:
             log.info("sharing with other routers over %s", url)
 
@@ -309,16 +310,16 @@ class Sharing:
 
     def _receive(self, message: bytes, now: float) -> None:
         """Merges a message unless it is rejected, or is this router's own."""
-        if is_from(message, self._telling.tag):
+        if is_from(message, self._reporter.tag):
             return
         self.received_bytes += len(message)
         if is_about_rows(message):
             self._receive_rows(message)
             return
-        routers = len(self.picture.peers)
-        news = self.picture.hear(message, now, time.time_ns() // 1000)
-        if news is not None and len(self.picture.peers) > routers and not self.outages.is_going_on:
-            log.info("router %s joined", news.origin)
+        routers = len(self.others.peers)
+        report = self.others.hear(message, now, time.time_ns() // 1000)
+        if report is not None and len(self.others.peers) > routers and not self.outages.is_going_on:
+            log.info("router %s joined", report.origin)
 
     def _receive_rows(self, message: bytes) -> None:
         if self.rows is None:
@@ -326,18 +327,18 @@ class Sharing:
         try:
             self.rows.hear(message)
         except MessageError as error:
-            self.picture.counts[error.reason] += 1
+            self.others.counts[error.reason] += 1
 
-    def _known_homes(self, now: float) -> list[HomeNews]:
+    def _known_homes(self, now: float) -> list[HomeReport]:
         ids = {place.holdings.worker: number for number, place in self._places().items()}
         return known_homes(self._homes, ids, now)
 
-    def _places(self) -> dict[int, Place]:
+    def _places(self) -> dict[int, SharedWorker]:
         change = self._fleet.next_change()
         if change is not self._known_change:
-            self._known_change, keys = change, self._telling.keys
+            self._known_change, keys = change, self._reporter.keys
             self._places_by_key = {
-                worker_id(keys, endpoint): Place(endpoint, self._fleet.holdings(name))
+                worker_id(keys, endpoint): SharedWorker(endpoint, self._fleet.holdings(name))
                 for name, endpoint in self._fleet.places()
             }
         return self._places_by_key
@@ -405,16 +406,16 @@ def _fill(
     counters: Sequence[CounterMetricFamily],
 ) -> None:
     (alone, routers, age), (messages, sizes, lost, excess) = gauges, counters
-    status, picture = sharing.status(), sharing.picture
+    status, others = sharing.status(), sharing.others
     alone.add_metric([], int(bool(status["alone"])))
     routers.add_metric([], len(status["routers"]))
     ages = {router["name"]: router["age_ms"] / 1000 for router in status["routers"]}
     for name, seconds in ages.items():  # two runs of a router may have one name
         age.add_metric([name], seconds)
-    outcomes = {"sent": sharing.sent, "not_sent": sharing.not_sent, **picture.counts}
+    outcomes = {"sent": sharing.sent, "not_sent": sharing.not_sent, **others.counts}
     for outcome, count in outcomes.items():
         messages.add_metric([outcome], count)
     sizes.add_metric(["sent"], sharing.sent_bytes)
     sizes.add_metric(["received"], sharing.received_bytes)
-    lost.add_metric([], picture.unknown_workers)
-    excess.add_metric([], picture.excess_claims)
+    lost.add_metric([], others.unknown_workers)
+    excess.add_metric([], others.excess_claims)

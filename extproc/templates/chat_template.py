@@ -531,17 +531,17 @@ class ChatTemplate:
         tick = self._tick(budget_seconds)
         if chat.dialect is not None and chat.dialect.sglang is not None:
             return self._as_sglang().render(chat, chat.dialect.sglang, tick)
-        told = self._template_input(chat)
-        if _are_texts(told.messages):
+        inputs = self._template_input(chat)
+        if _are_texts(inputs.messages):
             texts = {
-                parts: self._shaped_text(told, told.messages, tick, parts=parts)
+                parts: self._shaped_text(inputs, inputs.messages, tick, parts=parts)
                 for parts in self._formats
             }
-        elif any(map(has_media, told.messages)):
+        elif any(map(has_media, inputs.messages)):
             raise RequestError("unsupported_media")
         else:
-            return self._of_parts(told, chat.dialect, tick)
-        return self._chosen(texts, chat.dialect, told.forms)
+            return self._of_parts(inputs, chat.dialect, tick)
+        return self._chosen(texts, chat.dialect, inputs.forms)
 
     def of(self, chat: Chat) -> "ChatTemplate":
         """Returns the template for a conversation, whose API may take no arguments but its own."""
@@ -592,20 +592,20 @@ class ChatTemplate:
         return self._sglang
 
     def _of_parts(
-        self, told: "_TemplateInput", dialect: Dialect | None, tick: Tick
+        self, inputs: "_TemplateInput", dialect: Dialect | None, tick: Tick
     ) -> tuple[str, int]:
         """Returns the same as `render`, for contents of which some are no texts."""
-        messages, forms = told.messages, told.forms
+        messages, forms = inputs.messages, inputs.forms
         flats = [flat(message) for message in messages]
         texts = {
-            parts: self._shaped_text(told, messages if parts else flats, tick, parts=parts)
+            parts: self._shaped_text(inputs, messages if parts else flats, tick, parts=parts)
             for parts in self._formats
         }
         if True in texts and any(map(has_part_fields, messages)):
             if dialect is None:
                 raise RequestError("unsupported_content")
             bare = [without_part_fields(message) for message in messages]
-            other = self._shaped_text(told, bare, tick, parts=True)
+            other = self._shaped_text(inputs, bare, tick, parts=True)
             if other != texts[True]:
                 forms |= PARTS
                 texts[True] = texts[True] if dialect.keeps_part_fields else other
@@ -623,12 +623,12 @@ class ChatTemplate:
         return texts[self._format_by_rule[dialect.format]], forms | PARTS
 
     def _shaped_text(
-        self, told: "_TemplateInput", messages: Messages, tick: Tick, *, parts: bool
+        self, inputs: "_TemplateInput", messages: Messages, tick: Tick, *, parts: bool
     ) -> str:
         shaped = [in_parts(one) for one in messages] if parts else messages
-        if told.forms & DEVELOPER:
+        if inputs.forms & DEVELOPER:
             shaped = merged_developers(shaped)
-        return self._text(shaped, told.variables, tick)
+        return self._text(shaped, inputs.variables, tick)
 
     def _template_input(self, chat: Chat) -> "_TemplateInput":
         """Returns what the template is given of a chat, by the rules of its dialect.

@@ -49,9 +49,9 @@ def with_reasoning(message: dict[str, Any], rule: Reasoning) -> dict[str, Any]:
     """Returns a turn with its reasoning under both keys, or under none if the engine ignores it."""
     if message["role"] != "assistant":
         return message
-    told = _reasoning(message.get("reasoning"), message.get("reasoning_content"), rule)
+    reasoning = _reasoning(message.get("reasoning"), message.get("reasoning_content"), rule)
     others = {key: value for key, value in message.items() if key not in _KEYS}
-    return others if told is None else {**others, **dict.fromkeys(_KEYS, told)}
+    return others if reasoning is None else {**others, **dict.fromkeys(_KEYS, reasoning)}
 
 
 def _reasoning(reasoning: object, content: object, rule: Reasoning) -> object:

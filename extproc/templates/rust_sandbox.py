@@ -339,14 +339,14 @@ def _lower(value: Any) -> str:
 def _reverse(value: Any) -> Any:
     if isinstance(value, str):
         return value[::-1]
-    return Lazy(value if isinstance(value, Mapping) else reversed(value))
+    return LazyList(value if isinstance(value, Mapping) else reversed(value))
 
 
 def _slice(value: Any, start: int | None, stop: int | None, step: int | None) -> Any:
     if value is None or isinstance(value, jinja2.Undefined):
         return []
     part = value[start:stop:step]
-    return part if isinstance(part, str) else Lazy(part)
+    return part if isinstance(part, str) else LazyList(part)
 
 
 def _round(value: float, precision: int = 0) -> float:
@@ -357,7 +357,7 @@ def _round(value: float, precision: int = 0) -> float:
     return float(raised) / 10.0**precision
 
 
-class Lazy(list[Any]):
+class LazyList(list[Any]):
     """A list that is no sequence for minijinja, but something that can be iterated."""
 
 
@@ -367,9 +367,9 @@ def _get(value: Mapping[Any, Any], key: Any, default: Any = None) -> Any:
 
 _MAPPING_METHODS: Mapping[str, Callable[..., Any]] = {
     "get": _get,
-    "items": lambda value: Lazy(value.items()),
-    "keys": Lazy,
-    "values": lambda value: Lazy(value.values()),
+    "items": lambda value: LazyList(value.items()),
+    "keys": LazyList,
+    "values": lambda value: LazyList(value.values()),
 }
 
 
@@ -440,7 +440,7 @@ class RustSandbox(Sandbox):
         if operator != "+":
             return super().call_binop(context, operator, left, right)
         both = left + right
-        return Lazy(both) if isinstance(both, list) else both
+        return LazyList(both) if isinstance(both, list) else both
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Returns what a value has under a name: a method only where one is called."""

@@ -20,7 +20,7 @@ from extproc.requests.sglang_media import has_media
 from extproc.requests.sglang_rules import SglangRules
 from extproc.templates import minimax_m3
 from extproc.templates.bounds import Tick
-from extproc.templates.thinking_mode import Special, ThinkingMode, thinking_mode
+from extproc.templates.thinking_mode import SpecialTemplate, ThinkingMode, thinking_mode
 
 # Words of a template that is taken to expect parts, whatever its syntax.
 _MEDIA_WORDS = ("image", "audio", "video", "vision")
@@ -184,7 +184,7 @@ class SglangTemplate:
         mode = self.mode
         if mode is not None and mode.low_effort and variables.get("reasoning_effort") == "low":
             variables.setdefault(mode.low_effort, True)
-        is_hunyuan = mode is not None and mode.special is Special.HUNYUAN
+        is_hunyuan = mode is not None and mode.special is SpecialTemplate.HUNYUAN
         if rules.reasoning_parser == "hunyuan" and is_hunyuan:
             variables["reasoning_effort"] = _hunyuan(variables.get("reasoning_effort"))
         return variables
@@ -199,11 +199,11 @@ class SglangTemplate:
         mode = self.mode
         special = mode.special if mode is not None else None
         if rules.reasoning_parser == "hunyuan":
-            on = "high" if special is Special.HUNYUAN else "medium"
+            on = "high" if special is SpecialTemplate.HUNYUAN else "medium"
             variables["reasoning_effort"] = on if is_on else "no_think"
-        elif special is Special.MISTRAL or (mode is None and by_parser == "mistral"):
+        elif special is SpecialTemplate.MISTRAL or (mode is None and by_parser == "mistral"):
             variables["reasoning_effort"] = "medium" if is_on else "none"
-        elif special is Special.ALWAYS or (mode is None and by_parser == "always"):
+        elif special is SpecialTemplate.ALWAYS or (mode is None and by_parser == "always"):
             if not is_on:
                 raise RequestError("bad_request")
         else:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from jinja2 import nodes
 
 
-class Special(Enum):
+class SpecialTemplate(Enum):
     """A template that has no argument that switches thinking."""
 
     ALWAYS = "always"  # it cannot be switched off
@@ -27,7 +27,7 @@ class ThinkingMode(NamedTuple):
     """
 
     argument: str = ""
-    special: Special | None = None
+    special: SpecialTemplate | None = None
     low_effort: str = ""
 
 
@@ -92,13 +92,13 @@ def _is_hunyuan(source: str) -> bool:
     return all(one in source for one in ("reasoning_effort", "reasoning_mode_token", "no_think"))
 
 
-_SPECIALS: Sequence[tuple[Callable[[str], bool], Special]] = (
-    (_thinks_in_steps, Special.ALWAYS),
-    (lambda source: "<|channel|>" in source, Special.ALWAYS),
-    (_opens_thinking, Special.ALWAYS),
-    (_is_glm_5_3, Special.ALWAYS),
-    (_is_mistral, Special.MISTRAL),
-    (_is_hunyuan, Special.HUNYUAN),
+_SPECIALS: Sequence[tuple[Callable[[str], bool], SpecialTemplate]] = (
+    (_thinks_in_steps, SpecialTemplate.ALWAYS),
+    (lambda source: "<|channel|>" in source, SpecialTemplate.ALWAYS),
+    (_opens_thinking, SpecialTemplate.ALWAYS),
+    (_is_glm_5_3, SpecialTemplate.ALWAYS),
+    (_is_mistral, SpecialTemplate.MISTRAL),
+    (_is_hunyuan, SpecialTemplate.HUNYUAN),
 )
 
 

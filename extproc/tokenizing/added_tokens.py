@@ -96,7 +96,7 @@ class ModelIds(NamedTuple):
     size: int
 
 
-class Loaded(NamedTuple):
+class LoadedTokens(NamedTuple):
     """A tokenizer as one release loads it.
 
     added: its added tokens by their texts. named: special tokens by the names that templates use.
@@ -122,7 +122,7 @@ class _RefusedError(ValueError):
 
 def loaded_in_all_ways(
     files: TokenFiles, model: ModelIds, named: str | None, registered: str | None
-) -> list[Loaded]:
+) -> list[LoadedTokens]:
     """Returns what releases make of a model's files, the way that newer ones most likely go first.
 
     named, registered: the tokenizer's classes (`extproc.tokenizing.tokenizer_classes`).
@@ -147,7 +147,7 @@ def loaded_in_all_ways(
 
 
 def are_alike(
-    loaded: Iterable[Loaded], *, splits_special: bool, reads: Callable[[str], bool]
+    loaded: Iterable[LoadedTokens], *, splits_special: bool, reads: Callable[[str], bool]
 ) -> bool:
     """Returns whether texts and templates are the same in all ways.
 
@@ -159,7 +159,7 @@ def are_alike(
     return all(other == first for other in others) and all(one.is_clear for one in ways)
 
 
-def _seen(one: Loaded, *, splits_special: bool, reads: Callable[[str], bool]) -> object:
+def _seen(one: LoadedTokens, *, splits_special: bool, reads: Callable[[str], bool]) -> object:
     """Returns what a text or a template can show of a tokenizer."""
     added = one.added.values()
     tokens = {
@@ -216,7 +216,7 @@ def _class_of(name: str | None) -> _Class:
     return _CLASSES.get(name or "", _Class())
 
 
-def _loaded(files: TokenFiles, model: ModelIds, way: _Way, kind: _Class) -> Loaded:
+def _loaded(files: TokenFiles, model: ModelIds, way: _Way, kind: _Class) -> LoadedTokens:
     is_old = way is _Way.OLD
     settings = {**files.settings}
     if not is_old:
@@ -235,7 +235,7 @@ def _loaded(files: TokenFiles, model: ModelIds, way: _Way, kind: _Class) -> Load
     if len(table.tokens) > MAX_ADDED_TOKENS:
         raise ValueError(f"more than {MAX_ADDED_TOKENS} added tokens")
     is_clear = len({*map(_settled, numbered)}) == len({token.content for token in numbered})
-    return Loaded(table.tokens, special.variables, is_clear)
+    return LoadedTokens(table.tokens, special.variables, is_clear)
 
 
 def _name_as_new(settings: dict[str, Any]) -> None:

@@ -99,7 +99,7 @@ class FastEncoder:
             return [array("I", encode([text], add_special_tokens=False)[0]) for text in texts]
 
 
-class PickyEncoder:
+class CheckedEncoder:
     """Uses another encoder, for texts of which its ids are known to be right.
 
     refused: other texts.
@@ -399,13 +399,13 @@ def choose(
     log.info("model %s: tokenized by %s, cut at %d special tokens", model, encoder.name, cut_at)
     whole: Encode = plain.framed_ids
     if refused is not None:
-        encoder = picky = PickyEncoder(encoder, refused)
+        encoder = picky = CheckedEncoder(encoder, refused)
         whole = _checked(picky, plain.framed_ids)
     text_encoder = TextEncoder(encoder, cutter, max_known_bytes)
     return EncoderChoice(text_encoder, around, whole, layout, encoder)
 
 
-def _checked(picky: PickyEncoder, encode: Encode) -> Encode:
+def _checked(picky: CheckedEncoder, encode: Encode) -> Encode:
     def check_and_encode(text: str) -> Tokens:
         picky.check(text)
         return encode(text)

@@ -29,7 +29,7 @@ from extproc.tokenizing.vocabulary import Vocabulary
 log = logging.getLogger("kvsteer.tokens")
 
 
-class InCode(NamedTuple):
+class CodeRendering(NamedTuple):
     """How the conversations of a model are rendered in code, and tokenized.
 
     texts: tokenizes what the renderer's marks joined (`segment_encoder.segment_texts`); None if the
@@ -62,26 +62,26 @@ class ModelFiles(NamedTuple):
 
 # Loads a family for a model; raises OSError or ValueError if a file cannot be used. A missing
 # library is no error: the loader logs a warning that names the extra, and returns `refused`.
-Loader = Callable[[ModelFiles], InCode]
+Loader = Callable[[ModelFiles], CodeRendering]
 
 # Returns what the code of a checkpoint's tokenizer makes of a conversation before its template gets
 # it, and the forms that this decides; raises RequestError if that is not known.
 Prepare = Callable[[Chat], tuple[Chat, int]]
 
 
-def refused(reason: str) -> InCode:
+def refused(reason: str) -> CodeRendering:
     """Returns how a model is loaded whose conversations cannot be rendered here.
 
     reason: under which its conversations are counted; docs/requests.md explains each.
     """
-    return InCode(RefusingRenderer(reason))
+    return CodeRendering(RefusingRenderer(reason))
 
 
-def _unknown(_: ModelFiles) -> InCode:
+def _unknown(_: ModelFiles) -> CodeRendering:
     return refused("no_chat_template")
 
 
-def _gpt_oss(model: ModelFiles) -> InCode:
+def _gpt_oss(model: ModelFiles) -> CodeRendering:
     """Loads gpt-oss. The engine has its vocabulary in a library; tokenizer.json holds the same."""
     from extproc.renderers.harmony import Harmony
     from extproc.renderers.harmony_format import CONTROLS
@@ -97,10 +97,10 @@ def _gpt_oss(model: ModelFiles) -> InCode:
     ordinary = OrdinaryEncoder(model.encoder, list(added))
     texts = segment_texts(ordinary, marks, model.max_known_bytes)
     harmony = Harmony(lambda: datetime.now().astimezone(), model.keeps_later_systems)
-    return InCode(harmony, texts, lambda: harmony.start_forms)
+    return CodeRendering(harmony, texts, lambda: harmony.start_forms)
 
 
-def _kimi_k3(model: ModelFiles) -> InCode:
+def _kimi_k3(model: ModelFiles) -> CodeRendering:
     """Loads Kimi K3. Its code tokenizes control tokens and each text between them by itself."""
     from extproc.renderers import kimi_k3
 
@@ -114,35 +114,35 @@ def _kimi_k3(model: ModelFiles) -> InCode:
     added = [token.content for token in library.get_added_tokens_decoder().values()]
     ordinary = OrdinaryEncoder(model.encoder, added)
     texts = segment_texts(ordinary, marks, model.max_known_bytes)
-    return InCode(kimi_k3.KimiK3(controls, marks), texts)
+    return CodeRendering(kimi_k3.KimiK3(controls, marks), texts)
 
 
-def _deepseek_v32(_: ModelFiles) -> InCode:
+def _deepseek_v32(_: ModelFiles) -> CodeRendering:
     from extproc.renderers.deepseek_v32 import DeepSeekV32
 
-    return InCode(DeepSeekV32())
+    return CodeRendering(DeepSeekV32())
 
 
-def _deepseek_v4(_: ModelFiles) -> InCode:
+def _deepseek_v4(_: ModelFiles) -> CodeRendering:
     from extproc.renderers.deepseek_v4 import DeepSeekV4
 
-    return InCode(DeepSeekV4())
+    return CodeRendering(DeepSeekV4())
 
 
-def _deepseek_v41(_: ModelFiles) -> InCode:
+def _deepseek_v41(_: ModelFiles) -> CodeRendering:
     from extproc.renderers.deepseek_v4 import DeepSeekV41
 
-    return InCode(DeepSeekV41())
+    return CodeRendering(DeepSeekV41())
 
 
-def _mistral(model: ModelFiles) -> InCode:
+def _mistral(model: ModelFiles) -> CodeRendering:
     """Loads a model whose conversations Mistral's library renders, by its vocabulary's version."""
     from extproc.renderers.mistral import Mistral
 
     vocabulary = model.vocabulary
     marks = ControlMarks(vocabulary.controls.values())
     renderer = Mistral(vocabulary.version, vocabulary.controls, marks, vocabulary.settings)
-    return InCode(renderer, segment_texts(model.encoder, marks, model.max_known_bytes))
+    return CodeRendering(renderer, segment_texts(model.encoder, marks, model.max_known_bytes))
 
 
 def _kimi(model: ModelFiles) -> Prepare:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from extproc.base.errors import RequestError
 from extproc.base.shares import Shares
-from extproc.requests.prompt import Chat, Given, InferenceRequest, Prompt, forms_of
-from extproc.tokenizing.holes import Parts, before_added, parts_of
+from extproc.requests.prompt import Chat, InferenceRequest, Prompt, TokenIds, forms_of
+from extproc.tokenizing.media_parts import MediaParts, before_added, parts_of
 from extproc.tokenizing.remote_tokenizer import RemoteTokenizer
 from extproc.tokenizing.remote_tokenizer_wire import forms_asked
 from kvstate.overlap import Tokens
 
 if TYPE_CHECKING:  # whoever has a tokenizer has imported it, and what it needs
     from extproc.tokenizing.plain_turns import PlainTurns
-    from extproc.tokenizing.tokens import Started, Tokenizer
+    from extproc.tokenizing.tokens import StartedPrompt, Tokenizer
 
 AnyTokenizer: TypeAlias = "Tokenizer | RemoteTokenizer"
 
@@ -34,18 +34,18 @@ TOKENIZER_THREADS = 2
 MAX_WAITING = 256
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 
-# Work of a thread that takes longer is taken for endless: what is honest ends within seconds, and
-# nothing can end a thread.
+# Work of a thread that takes longer counts as stuck: no legitimate prompt takes a minute to
+# tokenize, and nothing can end a thread.
 HUNG_SECONDS = 60.0
 
 log = logging.getLogger("kvsteer.tokenizing")
 
 Result = TypeVar("Result")
 
-_IDS = frozenset((array, Given))
+_IDS = frozenset((array, TokenIds))
 
 
-class Keyed(NamedTuple):
+class KeyedPrompts(NamedTuple):
     """The tokens of each prompt of a request that the engine computes, and its prompts' forms.
 
     Of a prompt with media, the tokens are those before it. parts: the parts of the only prompt, if
@@ -55,7 +55,7 @@ class Keyed(NamedTuple):
 
     tokens: list[Tokens]
     forms: int
-    parts: Parts | None = None
+    parts: MediaParts | None = None
     drops_media: bool = False
 
 
@@ -117,7 +117,7 @@ class PromptTokens:
         model: str,
         body_bytes: int,
         whose: bytes | None = None,
-    ) -> Keyed:
+    ) -> KeyedPrompts:
         """Returns the tokens of each prompt that the engine computes, and their forms.
 
         It waits only for work that takes a millisecond or more, like `run_in_thread`.
@@ -130,7 +130,7 @@ class PromptTokens:
         """
         ids = self._ids_of(request, model)
         if ids is not None:
-            return _keyed(request, Keyed(ids, 0))
+            return _keyed(request, KeyedPrompts(ids, 0))
         tokenizer = self._tokenizers.get(model)
         if tokenizer is None:
             raise RequestError("no_tokenizer")
@@ -138,7 +138,7 @@ class PromptTokens:
             forms = 0
             for prompt in request.prompts:
                 forms |= forms_asked(prompt)
-            whole = Keyed(await self._tokenize_remotely(tokenizer, request), forms)
+            whole = KeyedPrompts(await self._tokenize_remotely(tokenizer, request), forms)
         elif model in self._hung:
             raise RequestError("tokenizer_hung")
         else:
@@ -154,7 +154,7 @@ class PromptTokens:
 
     def tokenize_inline(
         self, request: InferenceRequest, model: str, held: ThreadUse
-    ) -> Keyed | None:
+    ) -> KeyedPrompts | None:
         """Returns the same as `tokenize`, without waiting, however long it takes.
 
         Returns None if workers must be asked.
@@ -169,7 +169,7 @@ class PromptTokens:
             return None
         ids = self._ids_of(request, model)
         if ids is not None:
-            return _keyed(request, Keyed(ids, 0))
+            return _keyed(request, KeyedPrompts(ids, 0))
         if tokenizer is None:
             raise RequestError("no_tokenizer")
         if model in self._hung:
@@ -253,14 +253,14 @@ class PromptTokens:
             return None
         found = []
         for prompt in request.prompts:
-            if isinstance(prompt, Given):
+            if isinstance(prompt, TokenIds):
                 self._check(prompt, model)
                 found.append(prompt.ids)
             elif isinstance(prompt, array):
                 found.append(prompt)
         return found
 
-    def _check(self, given: Given, model: str) -> None:
+    def _check(self, given: TokenIds, model: str) -> None:
         """Refuses the ids of a response, unless the model is known not to be gpt-oss."""
         tokenizer = self._tokenizers.get(model)
         if not given.is_response:
@@ -283,7 +283,7 @@ class PromptTokens:
         model: str,
         body_bytes: int,
         whose: bytes | None,
-    ) -> Keyed:
+    ) -> KeyedPrompts:
         started = None
         if all(map(_is_short, prompts)):
             started = _started(tokenizer, prompts, self._inline_seconds)
@@ -296,7 +296,7 @@ class PromptTokens:
                 whose,
             )
         if len(started) == 1 and started[0].is_cheap:
-            return Keyed([started[0].finish()], started[0].forms)
+            return KeyedPrompts([started[0].finish()], started[0].forms)
         return await self.run_in_thread(
             lambda: _finished(started), body_bytes, ThreadUse(model), whose
         )
@@ -314,7 +314,7 @@ async def _in_a_task() -> None:
     await asyncio.sleep(0)
 
 
-def _finished(started: "Sequence[Started]") -> Keyed:
+def _finished(started: "Sequence[StartedPrompt]") -> KeyedPrompts:
     """Returns the tokens of rendered prompts, and the forms that their dialects decided."""
     forms = 0
     for one in started:
@@ -322,29 +322,29 @@ def _finished(started: "Sequence[Started]") -> Keyed:
     if len(started) == 1 and started[0].added:
         return _with_media(started[0])
     drops_media = any(one.drops_media for one in started)
-    return Keyed([one.finish() for one in started], forms, drops_media=drops_media)
+    return KeyedPrompts([one.finish() for one in started], forms, drops_media=drops_media)
 
 
-def _with_media(started: "Started") -> Keyed:
+def _with_media(started: "StartedPrompt") -> KeyedPrompts:
     """Returns the tokens before the first media item of a prompt, and its parts."""
     ids = started.finish()
     parts = parts_of(ids, started.added)
     if parts is not None:
-        return Keyed([parts.texts[0]], started.forms, parts)
+        return KeyedPrompts([parts.texts[0]], started.forms, parts)
     before = before_added(ids, started.added)
     if not before:
         raise RequestError("unsupported_media")
-    return Keyed([before], started.forms)
+    return KeyedPrompts([before], started.forms)
 
 
-def _keyed(request: InferenceRequest, whole: Keyed) -> Keyed:
+def _keyed(request: InferenceRequest, whole: KeyedPrompts) -> KeyedPrompts:
     """Returns what the engine computes of whole prompts."""
     tokens, forms = whole.tokens, whole.forms
     for prompt in request.prompts:
         forms |= forms_of(prompt)
     if request.keep_last_tokens is not None:
         tokens = list(map(request.truncate, tokens))
-    return Keyed(tokens, forms, whole.parts, whole.drops_media)
+    return KeyedPrompts(tokens, forms, whole.parts, whole.drops_media)
 
 
 def _is_short(prompt: Prompt) -> bool:
@@ -359,7 +359,7 @@ def _is_short(prompt: Prompt) -> bool:
 
 def _started(
     tokenizer: "Tokenizer", prompts: Sequence[Prompt], seconds: float
-) -> "list[Started] | None":
+) -> "list[StartedPrompt] | None":
     """Renders the prompts and looks them up; returns None if that takes too long here."""
     try:
         return [tokenizer.start(prompt, seconds) for prompt in prompts]

@@ -14,7 +14,7 @@ import aiohttp
 
 from extproc.base.errors import RequestError
 from extproc.config import schema
-from extproc.requests.prompt import Given, Prompt, Text
+from extproc.requests.prompt import Prompt, Text, TokenIds
 from extproc.tokenizing.remote_tokenizer_wire import PATH, answered, longest_answer_bytes, question
 from kvstate.feeds.backoff import Backoff
 from kvstate.overlap import Tokens
@@ -212,7 +212,7 @@ class RemoteTokenizer:
         """
         if isinstance(prompt, array):
             return prompt
-        if isinstance(prompt, Given):
+        if isinstance(prompt, TokenIds):
             return prompt.ids
         asked = question(prompt, model)
         key = key_of(asked)

@@ -227,7 +227,7 @@ class Encoder(Protocol):
         """
 
 
-class Encoded(msgspec.Struct, frozen=True, gc=False):
+class EncodedText(msgspec.Struct, frozen=True, gc=False):
     """The ids of a text, which must not be changed.
 
     lasting: how many of the first ids stay the same however the text continues.
@@ -237,7 +237,7 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
     lasting: int
 
 
-class Work(msgspec.Struct, frozen=True, gc=False):
+class StartedText(msgspec.Struct, frozen=True, gc=False):
     """A text that was looked up, but not tokenized yet.
 
     new_from: the character at which the unknown part begins. new_characters: how many must be
@@ -273,14 +273,14 @@ class TextEncoder:
         """Returns whether this many new characters are tokenized without a thread."""
         return new_characters <= self.encoder.inline_characters
 
-    def begin(self, text: str) -> Work:
+    def begin(self, text: str) -> StartedText:
         """Returns the work that a text needs, in about a third of a microsecond per kilobyte."""
         with self._lock:
             known = self._records.find(text)
         new_from = known.new_from
-        return Work(text, known, new_from, 0 if known.is_whole else len(text) - new_from)
+        return StartedText(text, known, new_from, 0 if known.is_whole else len(text) - new_from)
 
-    def finish(self, work: Work) -> Encoded:
+    def finish(self, work: StartedText) -> EncodedText:
         """Tokenizes the new part of a text, remembers the whole, and returns its ids.
 
         Raises:
@@ -320,5 +320,5 @@ class TextEncoder:
         return ids
 
 
-def _encoded(ids: Tokens, cuts: Sequence[Cut]) -> Encoded:
-    return Encoded(ids, cuts[-1].tokens if cuts else 0)
+def _encoded(ids: Tokens, cuts: Sequence[Cut]) -> EncodedText:
+    return EncodedText(ids, cuts[-1].tokens if cuts else 0)

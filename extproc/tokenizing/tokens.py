@@ -23,16 +23,16 @@ from extproc.requests.prompt import (
     IN_CODE,
     USUAL_VARIABLES,
     Chat,
-    Given,
     Prompt,
     Text,
+    TokenIds,
 )
 from extproc.templates.bounds import Tick
 from extproc.templates.chat_template import BUDGET_SECONDS, ChatTemplate
 from extproc.templates.rust_template import SPECIAL_NAMES, RustTemplate, of_file
 from extproc.templates.skeletons import Skeletons
 from extproc.tokenizing import rust_cut
-from extproc.tokenizing.added_tokens import Loaded, TokenFiles, are_alike, loaded_in_all_ways
+from extproc.tokenizing.added_tokens import LoadedTokens, TokenFiles, are_alike, loaded_in_all_ways
 from extproc.tokenizing.adding import added_in, model_ids, with_added
 from extproc.tokenizing.cpu_limit import run_within
 from extproc.tokenizing.encoder_choice import (
@@ -42,10 +42,10 @@ from extproc.tokenizing.encoder_choice import (
     choose,
     framed_ids,
 )
-from extproc.tokenizing.families import InCode, ModelFiles, Prepare, family_of
+from extproc.tokenizing.families import CodeRendering, ModelFiles, Prepare, family_of
 from extproc.tokenizing.plain_turns import plain_turns
 from extproc.tokenizing.sglang_multimodal import is_multimodal
-from extproc.tokenizing.text_encoder import MAX_KNOWN_BYTES, Encoded, TextEncoder
+from extproc.tokenizing.text_encoder import MAX_KNOWN_BYTES, EncodedText, TextEncoder
 from extproc.tokenizing.token_files import SettingsFiles, object_in
 from extproc.tokenizing.tokenizer_classes import classes_of, may_be_cut_otherwise
 from extproc.tokenizing.tokenizer_config import may_be_framed_otherwise, text_of
@@ -251,7 +251,7 @@ def lacking_in_words(lacking: Sequence[str]) -> str:
     )
 
 
-class Started(msgspec.Struct, frozen=True, gc=False):
+class StartedPrompt(msgspec.Struct, frozen=True, gc=False):
     """A prompt that is rendered and looked up, but not tokenized.
 
     new_characters: how many characters of its text are new.
@@ -288,7 +288,7 @@ class Tokenizer:
         choice: EncoderChoice,
         templates: ChatTemplates,
         vocabulary: Vocabulary,
-        in_code: InCode | None = None,
+        in_code: CodeRendering | None = None,
         frame_forms: int = 0,
         config: Mapping[str, Any] = MappingProxyType({}),
         keywords: Mapping[str, Any] = MappingProxyType({}),
@@ -387,7 +387,7 @@ class Tokenizer:
         """
         return self._library.decode(list(tokens), skip_special_tokens=False)
 
-    def start(self, prompt: Prompt, render_seconds: float = BUDGET_SECONDS) -> Started:
+    def start(self, prompt: Prompt, render_seconds: float = BUDGET_SECONDS) -> StartedPrompt:
         """Renders a prompt, looks it up, and returns the rest of the work.
 
         render_seconds: how long the template may take.
@@ -395,9 +395,9 @@ class Tokenizer:
         Raises:
             RequestError: as `encode`.
         """
-        if isinstance(prompt, array | Given):
-            ids = prompt.ids if isinstance(prompt, Given) else prompt
-            return Started(0, is_cheap=True, finish=lambda: ids)
+        if isinstance(prompt, array | TokenIds):
+            ids = prompt.ids if isinstance(prompt, TokenIds) else prompt
+            return StartedPrompt(0, is_cheap=True, finish=lambda: ids)
         if isinstance(prompt, Chat) and self._in_code is not None and self._in_code.texts:
             chat = self._with_defaults(prompt)
             return _start_segments(
@@ -423,9 +423,9 @@ class Tokenizer:
             return _before_media(encoded, around) if is_cut else framed_ids(encoded.ids, around)
 
         is_cheap = self._texts.is_cheap(work.new_characters)
-        return Started(work.new_characters, is_cheap, finish, forms, added)
+        return StartedPrompt(work.new_characters, is_cheap, finish, forms, added)
 
-    def _start_continued(self, text: str, chat: Chat, forms: int) -> Started:
+    def _start_continued(self, text: str, chat: Chat, forms: int) -> StartedPrompt:
         """Starts a text with another one behind it that SGLang tokenizes apart.
 
         It does not with a model that is multimodal, or may be. So this is certain only where both
@@ -445,7 +445,7 @@ class Tokenizer:
                 raise RequestError("unsupported_continuation")
             return framed_ids(whole, around)
 
-        return Started(work.new_characters, is_cheap=False, finish=finish, forms=forms)
+        return StartedPrompt(work.new_characters, is_cheap=False, finish=finish, forms=forms)
 
     def _forms_of_frame(self, prompt: Chat | Text) -> int:
         """Returns FRAME if the special tokens of a prompt depend on the engine's release.
@@ -466,11 +466,13 @@ class Tokenizer:
             return False
         return is_multimodal(self._config, enabled=rules.enable_multimodal)
 
-    def _start_whole(self, text: str, forms: int, *, has_media: bool) -> Started:
+    def _start_whole(self, text: str, forms: int, *, has_media: bool) -> StartedPrompt:
         if has_media:
             raise RequestError("unsupported_special_tokens")
         size = self._texts.begin(text).new_characters
-        return Started(size, self._texts.is_cheap(size), lambda: self._encode_whole(text), forms)
+        return StartedPrompt(
+            size, self._texts.is_cheap(size), lambda: self._encode_whole(text), forms
+        )
 
     def _write(self, prompt: Chat | Text, seconds: float) -> tuple[str, int, tuple[Tokens, ...]]:
         """Returns the text of a prompt, its forms, and what is written for each media item."""
@@ -589,12 +591,12 @@ def _rendered_in_code(chat: Chat, renderer: Renderer, seconds: float) -> tuple[s
 
 def _start_segments(
     chat: Chat, renderer: Renderer, texts: TextEncoder, render_seconds: float
-) -> Started:
+) -> StartedPrompt:
     """Renders a chat to joined segments; engines add no special tokens to these."""
     joined, forms = _rendered_in_code(chat, renderer, render_seconds)
     work = texts.begin(joined)
     is_cheap = texts.is_cheap(work.new_characters)
-    return Started(
+    return StartedPrompt(
         work.new_characters,
         is_cheap,
         lambda: texts.finish(work).ids,
@@ -605,7 +607,7 @@ def _start_segments(
 
 def _chosen(
     file: Path, model: str, said: SettingsFiles
-) -> tuple[Vocabulary, EncoderChoice, list[Loaded]]:
+) -> tuple[Vocabulary, EncoderChoice, list[LoadedTokens]]:
     """Returns the vocabulary of a file, how it is used, and the ways in which releases load it.
 
     Raises:
@@ -613,7 +615,7 @@ def _chosen(
     """
     build = read_vocabulary(file, said.settings)
 
-    def load_and_choose() -> tuple[Vocabulary, EncoderChoice, list[Loaded]]:
+    def load_and_choose() -> tuple[Vocabulary, EncoderChoice, list[LoadedTokens]]:
         vocabulary, ways = _as_loaded(build(), said)
         # leftovers of training in the file; engines switch both off
         vocabulary.library.no_truncation()
@@ -627,11 +629,13 @@ def _chosen(
         raise ValueError(f"{file}: {error}") from None
 
 
-def _as_loaded(vocabulary: Vocabulary, said: SettingsFiles) -> tuple[Vocabulary, list[Loaded]]:
+def _as_loaded(
+    vocabulary: Vocabulary, said: SettingsFiles
+) -> tuple[Vocabulary, list[LoadedTokens]]:
     """Returns a vocabulary with the added tokens of all files, and the ways to read these."""
     library = vocabulary.library
     if vocabulary.version:  # Mistral's library knows no settings
-        return vocabulary, [Loaded({}, {})]
+        return vocabulary, [LoadedTokens({}, {})]
     settings, config, special_map, listed = said
     files = TokenFiles(settings, special_map, listed, list(added_in(library).values()))
     ways = loaded_in_all_ways(files, model_ids(library), *classes_of(settings, config))
@@ -644,7 +648,7 @@ def _as_loaded(vocabulary: Vocabulary, said: SettingsFiles) -> tuple[Vocabulary,
 
 
 def _may_differ(
-    said: SettingsFiles, layout: Layout, ways: list[Loaded], templates: ChatTemplates
+    said: SettingsFiles, layout: Layout, ways: list[LoadedTokens], templates: ChatTemplates
 ) -> bool:
     """Returns whether some releases make other tokens of texts than others."""
     if may_be_cut_otherwise(said.settings, said.config, layout):
@@ -657,7 +661,7 @@ def _has_media(prompt: Chat | Text) -> bool:
     return isinstance(prompt, Chat) and prompt.has_media
 
 
-def _before_media(encoded: Encoded, around: Frame) -> Tokens:
+def _before_media(encoded: EncodedText, around: Frame) -> Tokens:
     """Returns the ids that stay the same whatever the engine inserts for media."""
     if not encoded.lasting:
         raise RequestError("unsupported_media")

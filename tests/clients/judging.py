@@ -11,7 +11,7 @@ import msgspec
 from extproc.base.engine import Engine, PromptArguments
 from extproc.base.errors import RequestError
 from extproc.config.schema import Model
-from extproc.requests.dialect import spoken_by
+from extproc.requests.dialect import model_dialects
 from extproc.requests.request import parse
 from extproc.tokenizing.tokens import Tokenizer
 from tests.clients.recording import Sent
@@ -46,7 +46,7 @@ class Router:
         assert tokenizer is not None
         self._tokenizer = tokenizer
         told = {} if arguments is None else {"w": arguments}
-        self._dialect = spoken_by({"w": engine}, arguments=told).first
+        self._dialect = model_dialects({"w": engine}, arguments=told).first
 
     def known(self, sent: Sent) -> Known:
         """Returns the prompt of a request."""

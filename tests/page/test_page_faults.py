@@ -233,8 +233,8 @@ def test_names_of_any_length_are_shown_with_their_history(browser: Browser) -> N
 async def _routed(served: Served, worker: str, steps: dict[str, tuple[int, int]]) -> None:
     """Records that a worker was sent a request in the step before this one."""
     chosen = decided({worker: Overlap(16, (1, 0, 0, 0), 0)}, names=list(steps))
-    served.observed.note_decision(chosen, [])
-    served.observed.sample(5.0, steps)
+    served.observations.note_decision(chosen, [])
+    served.observations.sample(5.0, steps)
 
 
 # The circumstances of a worker that held nothing of a prompt any more once it had answered.

@@ -16,7 +16,7 @@ def _is_refused(finding: Finding) -> bool:
     return "connection refused" in finding.says.lower()
 
 
-def told_once(findings: Sequence[Finding]) -> list[Finding]:
+def without_repeats(findings: Sequence[Finding]) -> list[Finding]:
     """Returns a worker's findings; its ports are notes if its HTTP server refuses as they all do.
 
     If any of them answers, or hangs, the engine may run: then each is a fault of its own.

@@ -33,7 +33,7 @@ from extproc.commands.doctor import (
     token_visit,
     worker_visit,
 )
-from extproc.commands.doctor.dead_engine import told_once
+from extproc.commands.doctor.dead_engine import without_repeats
 from extproc.commands.doctor.envoy_dump import hosts_in, judge_envoy
 from extproc.commands.doctor.feed_visit import FeedReport, judge_swapped
 from extproc.commands.doctor.findings import Finding, Subject, as_json, as_text, exit_status
@@ -41,8 +41,8 @@ from extproc.commands.doctor.pulls import judge_ports, judge_puller
 from extproc.commands.doctor.shared_stores import judge_mounts, judge_publisher
 from extproc.commands.doctor.steering_visit import local
 from extproc.commands.doctor.tenancy import judge_engine, judge_secret
-from extproc.commands.doctor.worker_visit import USUAL, Bounds, Means, WebClient
-from extproc.commands.look import look_of
+from extproc.commands.doctor.worker_visit import USUAL, Bounds, VisitTools, WebClient
+from extproc.commands.layout import layout_of
 from extproc.config.reader import load
 from extproc.config.rules import doubts, unseen_causes
 from extproc.config.schema import Config, Tls, WorkerSettings
@@ -60,7 +60,7 @@ from extproc.fleet.discovery.view import (
 from extproc.serving.certificates import Certificates
 from extproc.sharing.carriers import transport_of
 from extproc.sharing.messages import MessageError, decoded
-from extproc.sharing.sharing import ALIVE_TICKS, telling_of
+from extproc.sharing.sharing import ALIVE_TICKS, reporter_of
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.undecodable import UNDECODABLE
 
@@ -151,8 +151,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     finally:
         logging.disable(logging.NOTSET)
-    look = look_of(sys.stdout, os.environ)
-    print(as_json(findings) if arguments.json else as_text(findings, look))
+    layout = layout_of(sys.stdout, os.environ)
+    print(as_json(findings) if arguments.json else as_text(findings, layout))
     return exit_status(findings)
 
 
@@ -174,9 +174,9 @@ async def examine(
     tokenizers, findings = await asyncio.to_thread(_tokenizers, config)
     findings += await asyncio.to_thread(visit_tls, config)
     async with WebClient(seconds, bounds.answer_bytes) as web:
-        means = Means(config, web, tokenizers, seconds, probes, bounds)
+        tools = VisitTools(config, web, tokenizers, seconds, probes, bounds)
         fleet, discovered = await visit_sources(config, seconds)
-        found = await _visits(means, fleet, at, [*findings, *discovered])
+        found = await _visits(tools, fleet, at, [*findings, *discovered])
     about = Subject("configuration")
     likely = (*doubts(config, os.path.exists), *unseen_causes(config))
     doubted = [about.note("configuration", doubt) for doubt in likely]
@@ -187,33 +187,33 @@ async def examine(
 
 
 async def _visits(
-    means: Means, fleet: Sequence[Sighting], at: str, known: Findings
+    tools: VisitTools, fleet: Sequence[Sighting], at: str, known: Findings
 ) -> list[Finding]:
     """Examines everything that runs, all at once; returns the findings.
 
     at: the address of Envoy's admin server. known: what was found before.
     """
-    turns, tellings = asyncio.Semaphore(MAX_WORKERS), list[FeedReport]()
+    turns, reports = asyncio.Semaphore(MAX_WORKERS), list[FeedReport]()
 
     async with asyncio.TaskGroup() as group:
 
         def start(name: str, visit: Awaitable[Findings]) -> asyncio.Task[Findings]:
-            return group.create_task(_bounded(Subject(name), visit, means.seconds))
+            return group.create_task(_bounded(Subject(name), visit, tools.seconds))
 
         async def steering_later() -> Findings:
             # its request must not be among those whose connections are judged
             await asyncio.wait([envoy])
-            return await steering_visit.visit(means, at)
+            return await steering_visit.visit(tools, at)
 
-        envoy = start(f"envoy {at}", visit_envoy(means, fleet, at))
-        sharing = start("sharing", visit_sharing(means.config, means.seconds))
+        envoy = start(f"envoy {at}", visit_envoy(tools, fleet, at))
+        sharing = start("sharing", visit_sharing(tools.config, tools.seconds))
         steering = start("steering", steering_later())
-        own = start("router", faults_visit.visit(means))
-        features = start("router", features_visit.visit(means))
-        kubernetes = deletion_cost_visit.visit(means.config, means.seconds)
+        own = start("router", faults_visit.visit(tools))
+        features = start("router", features_visit.visit(tools))
+        kubernetes = deletion_cost_visit.visit(tools.config, tools.seconds)
         deletion_cost = start("discovery kubernetes", kubernetes)
-        workers = [group.create_task(_in_turn(means, one, turns, tellings)) for one in fleet]
-    swapped = list(judge_swapped(tellings))
+        workers = [group.create_task(_in_turn(tools, one, turns, reports)) for one in fleet]
+    swapped = list(judge_swapped(reports))
     before = [envoy, sharing, features, deletion_cost, *workers]
     found = [one for part in before for one in part.result()]
     seen = faults_visit.without_doubles(own.result(), [*known, *found, *swapped])
@@ -221,40 +221,40 @@ async def _visits(
 
 
 async def _in_turn(
-    means: Means, found: Sighting, turns: asyncio.Semaphore, tellings: list[FeedReport]
+    tools: VisitTools, found: Sighting, turns: asyncio.Semaphore, reports: list[FeedReport]
 ) -> Sequence[Finding]:
     """Examines one worker, at most `MAX_WORKERS` at a time.
 
-    tellings: what the worker reports about its feed is appended here.
+    reports: what the worker reports about its feed is appended here.
     """
     about = Subject(f"worker {found.worker.endpoint}")
     if found.excluded:
         return [about.note("discovery", f"not checked: it takes no requests: {found.excluded}")]
     async with turns:
         try:
-            return await _worker(means, found.worker, about, tellings)
+            return await _worker(tools, found.worker, about, reports)
         except Exception as error:  # noqa: BLE001 - as below
             return [_failed(about, error)]
 
 
 async def _worker(
-    means: Means, worker: WorkerSettings, about: Subject, tellings: list[FeedReport]
+    tools: VisitTools, worker: WorkerSettings, about: Subject, reports: list[FeedReport]
 ) -> Sequence[Finding]:
-    visited = await worker_visit.visit(means, worker, about)
-    tellings.append(FeedReport(worker.endpoint, feed_visit.zmq_places(worker), visited.sources))
-    parts = [feed_visit.visit(means, worker, visited, about)]
+    visited = await worker_visit.visit(tools, worker, about)
+    reports.append(FeedReport(worker.endpoint, feed_visit.zmq_places(worker), visited.sources))
+    parts = [feed_visit.visit(tools, worker, visited, about)]
     if visited.is_there:
-        parts.append(token_visit.visit(means, worker, visited, about))
-        parts.append(priority_visit.visit(means, worker, visited, about))
-        parts.append(store_visit.visit(means, worker, visited, about))
-    found = await asyncio.gather(*(_bounded(about, part, means.seconds) for part in parts))
+        parts.append(token_visit.visit(tools, worker, visited, about))
+        parts.append(priority_visit.visit(tools, worker, visited, about))
+        parts.append(store_visit.visit(tools, worker, visited, about))
+    found = await asyncio.gather(*(_bounded(about, part, tools.seconds) for part in parts))
     judged: list[Finding] = []
     if visited.is_there:
-        judged += judge_engine(means.config, visited.engine, about)
-        judged += judge_puller(means.config, worker, visited.engine, about)
-        judged += judge_publisher(means.config, worker, visited.engine, about)
+        judged += judge_engine(tools.config, visited.engine, about)
+        judged += judge_puller(tools.config, worker, visited.engine, about)
+        judged += judge_publisher(tools.config, worker, visited.engine, about)
     parts_found = (one for part in found for one in part)
-    return told_once(list(dict.fromkeys([*visited.findings, *judged, *parts_found])))
+    return without_repeats(list(dict.fromkeys([*visited.findings, *judged, *parts_found])))
 
 
 async def _bounded(
@@ -405,7 +405,7 @@ def _expiry(about: Subject, expires_at: float, now: float) -> Finding:
     return about.right("tls", f"the certificate matches its key and is valid until {day}")
 
 
-class Overheard(NamedTuple):
+class ReceivedReports(NamedTuple):
     """What a listener received from the routers that share.
 
     fault: why nothing could be received, "" if it could. heard_seconds: age of each router's last
@@ -417,13 +417,13 @@ class Overheard(NamedTuple):
     rejected: Mapping[str, int]
 
 
-async def overhear(options: SharingSettings, seconds: float) -> Overheard:
+async def receive_reports(options: SharingSettings, seconds: float) -> ReceivedReports:
     """Receives messages for so many seconds, as a router with this configuration does; sends none.
 
     Raises:
         StartError: the client library is missing, or a file with a secret cannot be read.
     """
-    keys = telling_of(options).keys
+    keys = reporter_of(options).keys
     heard_at: dict[str, float] = {}
     counts: Counter[str] = Counter()
     opened = asyncio.Event()
@@ -442,7 +442,7 @@ async def overhear(options: SharingSettings, seconds: float) -> Overheard:
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     now = time.monotonic()
-    return Overheard(fault, {name: now - at for name, at in heard_at.items()}, counts)
+    return ReceivedReports(fault, {name: now - at for name, at in heard_at.items()}, counts)
 
 
 # Shortest time to listen; longer if routers may be silent for longer.
@@ -457,7 +457,7 @@ async def visit_sharing(config: Config, seconds: float) -> list[Finding]:
     about = Subject(f"sharing {options.url}")
     try:
         silent_seconds = (ALIVE_TICKS + 1) * options.tick_ms / 1000
-        heard = await overhear(options, max(min(seconds, HEAR_SECONDS), silent_seconds))
+        heard = await receive_reports(options, max(min(seconds, HEAR_SECONDS), silent_seconds))
     except StartError as error:
         return [about.wrong(_code(error, "sharing-unreachable"), str(error))]
     if heard.fault:
@@ -474,32 +474,32 @@ async def visit_sharing(config: Config, seconds: float) -> list[Finding]:
     return found
 
 
-async def visit_envoy(means: Means, fleet: Sequence[Sighting], at: str) -> list[Finding]:
+async def visit_envoy(tools: VisitTools, fleet: Sequence[Sighting], at: str) -> list[Finding]:
     """Checks the running configuration of Envoy; returns the findings.
 
     fleet: the workers that its clusters should have. at: the address of its admin server.
     """
     about = Subject(f"envoy {at}")
-    answer = await means.web.get(f"http://{at}{DUMP}")
+    answer = await tools.web.get(f"http://{at}{DUMP}")
     if answer.status == 0:
         says = f"not checked: its admin server does not answer: {answer.reason}"
         return [about.note("envoy", f"{says}; --envoy HOST:PORT names another address")]
     if not answer.is_ok:
         says = f"{DUMP}: {answer.reason or f'status {answer.status}'}"
         return [about.wrong("envoy-unreadable", says)]
-    clusters = await means.web.get(f"http://{at}{CLUSTERS}")
+    clusters = await tools.web.get(f"http://{at}{CLUSTERS}")
     hosts = hosts_in(clusters.body) if clusters.is_ok else {}
-    workers = await _hosts_wanted(means, fleet)
-    return list(judge_envoy(about, means.config, answer.body, hosts, workers))
+    workers = await _hosts_wanted(tools, fleet)
+    return list(judge_envoy(about, tools.config, answer.body, hosts, workers))
 
 
-async def _hosts_wanted(means: Means, fleet: Sequence[Sighting]) -> dict[str, str]:
+async def _hosts_wanted(tools: VisitTools, fleet: Sequence[Sighting]) -> dict[str, str]:
     """Returns the workers in the form that `judge_hosts` expects.
 
     The running router knows where it sends requests; a look-up of one's own may find another
     address of the same name.
     """
-    answer = await means.web.get(f"http://{local(means.config.admin.listen)}/workers")
+    answer = await tools.web.get(f"http://{local(tools.config.admin.listen)}/workers")
     used = endpoints_in(answer.body) if answer.is_ok else {}
     found = await asyncio.gather(
         *(_resolved(used.get(one.worker.endpoint, one.worker.endpoint)) for one in fleet)

@@ -35,7 +35,7 @@ DEFAULT_TIMEOUT_SECONDS = 0.2
 _DUPLEX = "FULL_DUPLEX_STREAMED"
 
 
-class Around(NamedTuple):
+class FilterContext(NamedTuple):
     """The surroundings of a filter.
 
     name: the filter's name in the list of filters. routes: the route configurations outside
@@ -94,7 +94,7 @@ def _filters(about: Subject, config: Config, parts: object, hosts: Hosts) -> Ite
     has_filter = False
     for listener, manager in managers:
         for one in map(mapping, listing(manager.get("http_filters"))):
-            around = Around(str(one.get("name", "")), listener, manager, apart, names)
+            around = FilterContext(str(one.get("name", "")), listener, manager, apart, names)
             for ext_proc in typed(one, _EXT_PROC):
                 has_filter = True
                 yield from _ext_proc(about, config, ext_proc)
@@ -299,8 +299,8 @@ def _routers_apart(
 
     The router says so itself if `envoy.routers` names them. Processes of one router share.
     """
-    is_told = config.envoy.routers is not None or config.sharing is not None
-    if is_told or len(hosts) <= config.extproc.processes:
+    is_configured = config.envoy.routers is not None or config.sharing is not None
+    if is_configured or len(hosts) <= config.extproc.processes:
         return
     groups = map(mapping, listing(mapping(cluster.get("load_assignment")).get("endpoints")))
     by_hash = cluster.get("lb_policy") in ("RING_HASH", "MAGLEV")
@@ -344,8 +344,8 @@ def _router_place(
     if any(host.rpartition(":")[2] in ports for host in hosts):
         return
     says = f"{sends}; the router listens on port {' or '.join(sorted(ports))}"
-    is_told = config.envoy.router or config.envoy.routers
-    if is_told or any(host.startswith(("127.", "[::1]", "unix:")) for host in hosts):
+    is_configured = config.envoy.router or config.envoy.routers
+    if is_configured or any(host.startswith(("127.", "[::1]", "unix:")) for host in hosts):
         yield about.wrong("envoy-router-place", says)
     else:
         yield about.note("envoy", f"{says}: correct only if something in between maps the ports")
@@ -384,7 +384,7 @@ _PER_ROUTE = ".ExtProcPerRoute"
 _RETRIES = frozenset(("connect-failure", "reset", "gateway-error", "5xx", "reset-before-request"))
 
 
-def judge_buffers(about: Subject, config: Config, around: Around) -> Iterator[Finding]:
+def judge_buffers(about: Subject, config: Config, around: FilterContext) -> Iterator[Finding]:
     """Yields a finding if Envoy's buffer is smaller than the bodies that the router reads.
 
     Streamed bodies and routes that switch the filter off need no buffer.
@@ -415,7 +415,7 @@ class _Route(NamedTuple):
     path: str
 
 
-def judge_routes(about: Subject, around: Around) -> Iterator[Finding]:
+def judge_routes(about: Subject, around: FilterContext) -> Iterator[Finding]:
     """Yields the faults of the routes that LLM API requests take to the workers."""
     first = {one.where: one for one in reversed(list(_llm_routes(around)))}
     for one, taken in reversed(first.items()):
@@ -434,7 +434,7 @@ def judge_routes(about: Subject, around: Around) -> Iterator[Finding]:
             yield about.wrong("envoy-no-retries", says)
 
 
-def judge_rewrites(about: Subject, config: Config, around: Around) -> Iterator[Finding]:
+def judge_rewrites(about: Subject, config: Config, around: FilterContext) -> Iterator[Finding]:
     """Yields the routes to the workers whose requests the router does not recognize."""
     for tree, host in around.hosts:
         for place, route in enumerate(map(mapping, listing(host.get("routes")))):
@@ -449,7 +449,7 @@ def judge_rewrites(about: Subject, config: Config, around: Around) -> Iterator[F
                 yield about.wrong("envoy-path-rewritten", f"{where}: {says}")
 
 
-def _llm_routes(around: Around) -> Iterator[_Route]:
+def _llm_routes(around: FilterContext) -> Iterator[_Route]:
     """Yields the routes that LLM API requests take to the workers."""
     for config, host in around.hosts:
         for path in PATHS:

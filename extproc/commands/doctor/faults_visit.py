@@ -7,7 +7,7 @@ import msgspec
 from extproc.commands.doctor.faults import OF_FEEDS
 from extproc.commands.doctor.findings import ROUTER, Finding, Severity, Subject
 from extproc.commands.doctor.steering_visit import local
-from extproc.commands.doctor.worker_visit import Answer, Means
+from extproc.commands.doctor.worker_visit import Answer, VisitTools
 from extproc.observing.faults import MAX_SHOWN
 from kvstate.errors import printable
 
@@ -53,9 +53,9 @@ class _Fault(msgspec.Struct):
 _FAULTS = msgspec.json.Decoder(list[_Fault])
 
 
-async def visit(means: Means) -> list[Finding]:
+async def visit(tools: VisitTools) -> list[Finding]:
     """Returns the faults that the router sees; none about a router that does not answer."""
-    answer = await means.web.get(f"http://{local(means.config.admin.listen)}/faults")
+    answer = await tools.web.get(f"http://{local(tools.config.admin.listen)}/faults")
     return list(judge(answer))
 
 
@@ -81,13 +81,13 @@ def judge(answer: Answer) -> Iterator[Finding]:
     if not answer.is_ok:
         return
     try:
-        told = _FAULTS.decode(answer.body)
+        faults = _FAULTS.decode(answer.body)
     except msgspec.DecodeError:
         yield about.note(ROUTER, "GET /faults cannot be read: is the router of another version?")
         return
-    for one in told[:MAX_SHOWN]:
+    for one in faults[:MAX_SHOWN]:
         says, subject = printable(one.says, MAX_SAID), printable(one.subject, MAX_SAID)
         fix, code = printable(one.fix, MAX_SAID), printable(one.code, MAX_SAID)
         yield Finding(subject, ROUTER, Severity.WRONG, says, code, fix)
-    if not told:
+    if not faults:
         yield about.right(ROUTER, "it sees no fault itself")

@@ -25,7 +25,7 @@ from extproc.commands.doctor.probe import (
     judge_sizes,
     replayed,
 )
-from extproc.commands.doctor.worker_visit import Means, ReportedSources, WorkerReport
+from extproc.commands.doctor.worker_visit import ReportedSources, VisitTools, WorkerReport
 from extproc.config.feed_kinds import configured, kind_of
 from extproc.config.schema import AUTO, WorkerEvents, WorkerSettings
 from kvstate.errors import WireError
@@ -71,7 +71,7 @@ class Greeting(NamedTuple):
         return bool(self.mechanism)
 
 
-Looks = Mapping[str, Greeting]  # by ZMQ endpoint
+Greetings = Mapping[str, Greeting]  # by ZMQ endpoint
 
 
 class FeedReport(NamedTuple):
@@ -83,24 +83,24 @@ class FeedReport(NamedTuple):
 
 
 async def visit(
-    means: Means, worker: WorkerSettings, visited: WorkerReport, about: Subject
+    tools: VisitTools, worker: WorkerSettings, visited: WorkerReport, about: Subject
 ) -> list[Finding]:
     """Examines a worker's feed; returns the findings."""
-    if not means.config.events.enabled:
+    if not tools.config.events.enabled:
         return [about.note("events", _OFF)]
     if isinstance(worker.events, WorkerEvents):
-        return await _configured(means, worker, visited, about)
+        return await _configured(tools, worker, visited, about)
     sources = visited.sources.sources if visited.sources else ()
     if worker.events == AUTO:
         if sources:
-            return await visit_zmq(means, worker, visited, sources, about)
+            return await visit_zmq(tools, worker, visited, sources, about)
         if not visited.is_there:
             return []
         code = "events-untold" if visited.sources is None else "events-off"
         return [about.wrong(code, "the worker reports no feed")]
     says = "none are configured: requests are routed by load and by earlier requests"
-    told = f"; it publishes at {sources[0].events}" if sources else ""
-    return [about.note("events", says + told)]
+    where = f"; it publishes at {sources[0].events}" if sources else ""
+    return [about.note("events", says + where)]
 
 
 def zmq_places(worker: WorkerSettings) -> Sequence[ZmqSource]:
@@ -112,30 +112,30 @@ def zmq_places(worker: WorkerSettings) -> Sequence[ZmqSource]:
 
 
 async def _configured(
-    means: Means, worker: WorkerSettings, visited: WorkerReport, about: Subject
+    tools: VisitTools, worker: WorkerSettings, visited: WorkerReport, about: Subject
 ) -> list[Finding]:
     assert isinstance(worker.events, WorkerEvents)
     source = configured(worker.events)
     if isinstance(source, tuple):
-        return await visit_zmq(means, worker, visited, source, about)
-    if kind_of(source).is_consumed and not means.probes:
+        return await visit_zmq(tools, worker, visited, source, about)
+    if kind_of(source).is_consumed and not tools.probes:
         says = "not checked: each event goes to one caller, the router; --probe drains the queue"
         return [about.note("feed", says)]
-    return await _connection(means, worker, visited, source, about)
+    return await _connection(tools, worker, visited, source, about)
 
 
 async def _connection(
-    means: Means,
+    tools: VisitTools,
     worker: WorkerSettings,
     visited: WorkerReport,
     source: FeedSource,
     about: Subject,
 ) -> list[Finding]:
     """Examines a feed that has one connection for all ranks."""
-    listeners = probe.connected(source, means.bounds.messages)
+    listeners = probe.connected(source, tools.bounds.messages)
     try:
         await listeners[0].wait_until(
-            lambda heard: bool(heard.is_connected or heard.refused or heard.lost), means.seconds
+            lambda heard: bool(heard.is_connected or heard.refused or heard.lost), tools.seconds
         )
         first = listeners[0].summary
         kind = kind_of(source)
@@ -145,13 +145,13 @@ async def _connection(
         if not first.is_connected:
             says = first.lost or "no answer in time"
             return [about.wrong(codes.unreachable, f"{kind.place(source)}: {says}")]
-        return await _listen(means, worker, visited, listeners, about, codes.shared)
+        return await _listen(tools, worker, visited, listeners, about, codes.shared)
     finally:
         await asyncio.gather(*(one.close() for one in listeners))
 
 
 async def _listen(
-    means: Means,
+    tools: VisitTools,
     worker: WorkerSettings,
     visited: WorkerReport,
     listeners: list[Listener],
@@ -159,10 +159,10 @@ async def _listen(
     shared: str,
 ) -> list[Finding]:
     findings: list[Finding] = []
-    if means.probes and visited.is_there:
-        findings += await judge_probe(means, worker, visited, listeners, about)
+    if tools.probes and visited.is_there:
+        findings += await judge_probe(tools, worker, visited, listeners, about)
     else:
-        await asyncio.sleep(min(means.bounds.listen_seconds, means.seconds))
+        await asyncio.sleep(min(tools.bounds.listen_seconds, tools.seconds))
     heard = [one.summary for one in listeners]
     if heard[0].lost:
         return [*findings, about.wrong("feed-lost", heard[0].lost)]
@@ -170,7 +170,7 @@ async def _listen(
         findings.append(about.right("feed", "it answers the subscription"))
     if shared:
         findings = list(_judge_consumed(about, findings, heard, shared))
-    findings += [*judge_heard(about, heard), *judge_sizes(means, worker, heard, about)]
+    findings += [*judge_heard(about, heard), *judge_sizes(tools, worker, heard, about)]
     return [*findings, *judge_groups(about, heard)]
 
 
@@ -190,7 +190,7 @@ def _judge_consumed(
 
 
 async def visit_zmq(
-    means: Means,
+    tools: VisitTools,
     worker: WorkerSettings,
     visited: WorkerReport,
     sources: Sequence[ZmqSource],
@@ -201,19 +201,19 @@ async def visit_zmq(
     if sources[0].binds:
         says = "not checked: the router binds this feed's ports; GET /workers shows its state"
         return [*findings, about.note("feed", says)]
-    looks = await _looks(sources, means.seconds)
-    findings += judge_places(about, sources, looks, visited.sources)
-    findings += judge_replays(about, sources, looks)
-    findings += judge_loads(about, sources, looks)
-    there = {rank: one for rank, one in enumerate(sources) if is_publisher(looks[one.events])}
+    greetings = await _looks(sources, tools.seconds)
+    findings += judge_places(about, sources, greetings, visited.sources)
+    findings += judge_replays(about, sources, greetings)
+    findings += judge_loads(about, sources, greetings)
+    there = {rank: one for rank, one in enumerate(sources) if is_publisher(greetings[one.events])}
     heard: list[MessageSummary] = []
     if there:
-        findings += await _listened(means, worker, visited, there, about, heard)
+        findings += await _listened(tools, worker, visited, there, about, heard)
     provoked = {one.rank: one.provoked for one in heard if one.provoked is not None}
-    return [*findings, *await _replays(means, sources, looks, provoked, about)]
+    return [*findings, *await _replays(tools, sources, greetings, provoked, about)]
 
 
-async def _looks(sources: Sequence[ZmqSource], seconds: float) -> Looks:
+async def _looks(sources: Sequence[ZmqSource], seconds: float) -> Greetings:
     places = [
         each for one in sources for each in (one.events, one.replay, one.load) if each is not None
     ]
@@ -222,7 +222,7 @@ async def _looks(sources: Sequence[ZmqSource], seconds: float) -> Looks:
 
 
 async def _listened(
-    means: Means,
+    tools: VisitTools,
     worker: WorkerSettings,
     visited: WorkerReport,
     sources: Mapping[int, ZmqSource],
@@ -234,18 +234,18 @@ async def _listened(
     heard: a summary for each rank is appended here.
     """
     all_topics = {rank: replace(one, topic="") for rank, one in sources.items()}
-    limit = means.bounds.messages
+    limit = tools.bounds.messages
     ours = probe.subscribed(sources, limit)
     heard += (one.summary for one in ours)
     others = [] if sources == all_topics else probe.subscribed(all_topics, limit)
     try:
-        return await _zmq_heard(means, worker, visited, (ours, others), about)
+        return await _zmq_heard(tools, worker, visited, (ours, others), about)
     finally:
         await asyncio.gather(*(one.close() for one in (*ours, *others)))
 
 
 async def _zmq_heard(
-    means: Means,
+    tools: VisitTools,
     worker: WorkerSettings,
     visited: WorkerReport,
     both: tuple[list[Listener], list[Listener]],
@@ -254,7 +254,7 @@ async def _zmq_heard(
     ours, others = both
     every = [*ours, *others]
     connected = await asyncio.gather(
-        *(one.wait_until(lambda heard: heard.is_connected, means.seconds) for one in every)
+        *(one.wait_until(lambda heard: heard.is_connected, tools.seconds) for one in every)
     )
     if not all(connected):
         lost = next(
@@ -262,10 +262,10 @@ async def _zmq_heard(
         )
         return [about.wrong("feed-lost", lost)]
     findings: list[Finding] = []
-    if means.probes and visited.is_there:
-        findings += await judge_probe(means, worker, visited, ours, about)
+    if tools.probes and visited.is_there:
+        findings += await judge_probe(tools, worker, visited, ours, about)
     else:
-        await asyncio.sleep(min(means.bounds.listen_seconds, means.seconds))
+        await asyncio.sleep(min(tools.bounds.listen_seconds, tools.seconds))
         if not any(one.summary.batches for one in every):
             says = "connected; no event was published during the check: --probe triggers one"
             findings.append(about.note("feed", says))
@@ -273,42 +273,42 @@ async def _zmq_heard(
     if any(one.summary.batches for one in others) and not any(one.batches for one in heard):
         says = "nothing was published under the configured topic, but something under another"
         return [about.wrong("topic-wrong", says)]
-    findings += [*judge_heard(about, heard), *judge_sizes(means, worker, heard, about)]
+    findings += [*judge_heard(about, heard), *judge_sizes(tools, worker, heard, about)]
     return [*findings, *judge_groups(about, heard)]
 
 
 async def _replays(
-    means: Means,
+    tools: VisitTools,
     sources: Sequence[ZmqSource],
-    looks: Looks,
+    greetings: Greetings,
     provoked: Mapping[int, Provoked],
     about: Subject,
 ) -> list[Finding]:
     asked = {
         rank: one
         for rank, one in enumerate(sources)
-        if one.replay is not None and is_replayer(looks[one.replay])
+        if one.replay is not None and is_replayer(greetings[one.replay])
     }
     if not any(one.replay for one in sources):
         return [about.note("replay", "none is configured: lost messages cannot be recovered")]
     found = await asyncio.gather(
-        *(_replay(means, one, provoked.get(rank), about) for rank, one in asked.items())
+        *(_replay(tools, one, provoked.get(rank), about) for rank, one in asked.items())
     )
     return [finding for finding in found if finding is not None]
 
 
 async def _replay(
-    means: Means, source: ZmqSource, provoked: Provoked | None, about: Subject
+    tools: VisitTools, source: ZmqSource, provoked: Provoked | None, about: Subject
 ) -> Finding | None:
     """Requests the end of a replay, or all of it if probes are allowed; returns the finding."""
-    start = 0 if means.probes else BEYOND_ALL
-    numbers, fault = await replayed(source, start, means.seconds)
+    start = 0 if tools.probes else BEYOND_ALL
+    numbers, fault = await replayed(source, start, tools.seconds)
     if fault and numbers:
         says = f"{source.replay}: {len(numbers)} batches received, then: {fault}"
         return about.wrong("replay-truncated", says)
     if fault:
         return about.wrong("replay-silent", f"{source.replay}: {fault}")
-    if provoked is not None and not await _has(source, provoked, means.seconds):
+    if provoked is not None and not await _has(source, provoked, tools.seconds):
         says = f"{source.replay}: its replay lacks the test request that the feed announced"
         return about.wrong("replay-swapped", says)
     if numbers and numbers[-1] - numbers[0] + 1 != len(numbers):
@@ -326,24 +326,27 @@ async def _has(source: ZmqSource, provoked: Provoked, seconds: float) -> bool:
 
 
 def judge_reported(
-    about: Subject, sources: Sequence[ZmqSource], told: ReportedSources | None
+    about: Subject, sources: Sequence[ZmqSource], reported: ReportedSources | None
 ) -> Iterator[Finding]:
     """Yields the differences between the configured feed and what the worker reports."""
-    if told is None:
+    if reported is None:
         return
-    if not told.sources:
-        yield about.wrong("events-off", f"the worker reports that it publishes none ({told.path})")
+    if not reported.sources:
+        yield about.wrong(
+            "events-off", f"the worker reports that it publishes none ({reported.path})"
+        )
         return
-    if len(told.sources) != len(sources):
-        says = f"{len(sources)} configured; the worker reports {len(told.sources)} ({told.path})"
+    if len(reported.sources) != len(sources):
+        count = len(reported.sources)
+        says = f"{len(sources)} configured; the worker reports {count} ({reported.path})"
         yield about.wrong("ranks-miscounted", says)
-    for ours, theirs in zip(sources, told.sources, strict=False):
+    for ours, theirs in zip(sources, reported.sources, strict=False):
         if not theirs.topic.startswith(ours.topic):
             says = f"{ours.topic!r} is subscribed to; the worker publishes under {theirs.topic!r}"
             yield about.wrong("topic-wrong", says)
             break
-    if sources[0].replay is None and told.sources[0].replay is not None:
-        says = f"none is configured, but the worker has one at {told.sources[0].replay}"
+    if sources[0].replay is None and reported.sources[0].replay is not None:
+        says = f"none is configured, but the worker has one at {reported.sources[0].replay}"
         yield about.wrong("replay-unused", says)
 
 
@@ -386,32 +389,35 @@ def _owners(fleet: Sequence[FeedReport], what: str) -> dict[str, str]:
 
 
 def judge_places(
-    about: Subject, sources: Sequence[ZmqSource], looks: Looks, told: ReportedSources | None
+    about: Subject,
+    sources: Sequence[ZmqSource],
+    greetings: Greetings,
+    reported: ReportedSources | None,
 ) -> Iterator[Finding]:
     """Yields a finding for each rank whose port is not an open ZMQ publisher."""
-    some_answer = any(looks[one.events].is_zmq for one in sources)
+    some_answer = any(greetings[one.events].is_zmq for one in sources)
     for rank, source in enumerate(sources):
-        look = looks[source.events]
-        hint = _hint(source.events, told, rank)
+        greeting = greetings[source.events]
+        hint = _hint(source.events, reported, rank)
         where = f"rank {rank}: {source.events}" if len(sources) > 1 else source.events
-        if look.reason:
+        if greeting.reason:
             is_only_rank = rank > 0 and some_answer
             code = "rank-missing" if is_only_rank else "feed-nobody-listens"
-            yield about.wrong(code, f"{where}: {look.reason}{hint}")
-        elif not look.is_zmq:
-            yield about.wrong("feed-not-zmq", f"{where}: {look.fault}{hint}")
-        elif look.mechanism != NULL:
-            yield about.wrong("feed-secured", f"{where}: requires ZMQ's {look.mechanism}")
-        elif look.socket and look.socket not in PUBLISHERS:
-            says = f"{where}: is a {look.socket} socket, not a publisher{hint}"
+            yield about.wrong(code, f"{where}: {greeting.reason}{hint}")
+        elif not greeting.is_zmq:
+            yield about.wrong("feed-not-zmq", f"{where}: {greeting.fault}{hint}")
+        elif greeting.mechanism != NULL:
+            yield about.wrong("feed-secured", f"{where}: requires ZMQ's {greeting.mechanism}")
+        elif greeting.socket and greeting.socket not in PUBLISHERS:
+            says = f"{where}: is a {greeting.socket} socket, not a publisher{hint}"
             yield about.wrong("feed-wrong-socket", says)
 
 
-def _hint(endpoint: str, told: ReportedSources | None, rank: int) -> str:
+def _hint(endpoint: str, reported: ReportedSources | None, rank: int) -> str:
     """Returns words on the port that the worker reports for a rank, "" if it is the same."""
-    if told is None or rank >= len(told.sources):
+    if reported is None or rank >= len(reported.sources):
         return ""
-    theirs = told.sources[rank].events
+    theirs = reported.sources[rank].events
     if _port(theirs) == _port(endpoint):
         return ""
     return f"; the worker reports that it publishes at {theirs}"
@@ -421,47 +427,55 @@ def _port(endpoint: str) -> str:
     return endpoint.rpartition(":")[2]
 
 
-def judge_replays(about: Subject, sources: Sequence[ZmqSource], looks: Looks) -> Iterator[Finding]:
+def judge_replays(
+    about: Subject, sources: Sequence[ZmqSource], greetings: Greetings
+) -> Iterator[Finding]:
     """Yields a finding for each rank whose replay port is not a ZMQ replay socket."""
     for source in sources:
         if source.replay is None:
             continue
-        look = looks[source.replay]
-        if look.reason:
-            yield about.wrong("replay-nobody-listens", f"{source.replay}: {look.reason}")
-        elif not look.is_zmq:
-            yield about.wrong("replay-not-zmq", f"{source.replay}: {look.fault}")
-        elif look.socket and look.socket not in REPLAYERS:
-            says = f"{source.replay}: is a {look.socket} socket, not a replay socket"
+        greeting = greetings[source.replay]
+        if greeting.reason:
+            yield about.wrong("replay-nobody-listens", f"{source.replay}: {greeting.reason}")
+        elif not greeting.is_zmq:
+            yield about.wrong("replay-not-zmq", f"{source.replay}: {greeting.fault}")
+        elif greeting.socket and greeting.socket not in REPLAYERS:
+            says = f"{source.replay}: is a {greeting.socket} socket, not a replay socket"
             yield about.wrong("replay-wrong-socket", says)
 
 
-def judge_loads(about: Subject, sources: Sequence[ZmqSource], looks: Looks) -> Iterator[Finding]:
+def judge_loads(
+    about: Subject, sources: Sequence[ZmqSource], greetings: Greetings
+) -> Iterator[Finding]:
     """Yields a finding for each rank whose load port is configured."""
     for source in sources:
         if source.load is None:
             continue
-        look = looks[source.load]
-        if look.reason:
-            yield about.wrong("load-nobody-listens", f"{source.load}: {look.reason}")
-        elif not look.is_zmq:
-            yield about.wrong("load-not-zmq", f"{source.load}: {look.fault}")
-        elif not is_publisher(look):
-            what = f"a {look.socket} socket" if look.socket else f"secured with {look.mechanism}"
+        greeting = greetings[source.load]
+        if greeting.reason:
+            yield about.wrong("load-nobody-listens", f"{source.load}: {greeting.reason}")
+        elif not greeting.is_zmq:
+            yield about.wrong("load-not-zmq", f"{source.load}: {greeting.fault}")
+        elif not is_publisher(greeting):
+            what = (
+                f"a {greeting.socket} socket"
+                if greeting.socket
+                else f"secured with {greeting.mechanism}"
+            )
             says = f"{source.load}: is {what}, not an open publisher"
             yield about.wrong("load-wrong-socket", says)
         else:
             yield about.right("load", f"a publisher answers at {source.load}")
 
 
-def is_publisher(look: Greeting) -> bool:
+def is_publisher(greeting: Greeting) -> bool:
     """Tells whether a port is a publisher without security, or may be one."""
-    return look.mechanism == NULL and look.socket in ("", *PUBLISHERS)
+    return greeting.mechanism == NULL and greeting.socket in ("", *PUBLISHERS)
 
 
-def is_replayer(look: Greeting) -> bool:
+def is_replayer(greeting: Greeting) -> bool:
     """Tells whether a port is a replay socket without security, or may be one."""
-    return look.mechanism == NULL and look.socket in ("", *REPLAYERS)
+    return greeting.mechanism == NULL and greeting.socket in ("", *REPLAYERS)
 
 
 async def greet(place: Address, seconds: float) -> Greeting:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from extproc.commands.doctor.faults import FAULTS
-from extproc.commands.look import PLAIN, Look, Tone
+from extproc.commands.layout import PLAIN, Layout, Tone
 from kvstate.errors import printable
 
 # The check that says whether requests are steered now.
@@ -76,18 +76,18 @@ def name_list(names: Sequence[str]) -> str:
 _TONES = {Severity.WRONG: Tone.BAD, Severity.RIGHT: Tone.GOOD, Severity.NOTE: Tone.FAIR}
 
 
-def as_text(findings: Sequence[Finding], look: Look = PLAIN) -> str:
+def as_text(findings: Sequence[Finding], layout: Layout = PLAIN) -> str:
     """Returns the findings by subject, faults first and with their fixes.
 
     The last line has their numbers, and whether requests are steered now.
     """
     lines: list[str] = []
     for subject in dict.fromkeys(one.subject for one in findings):
-        lines.append(look.tone(subject, Tone.STRONG))
+        lines.append(layout.tone(subject, Tone.STRONG))
         of_subject = [one for one in findings if one.subject == subject]
         for one in sorted(of_subject, key=_rank):
             code = f" [{one.code}]" if one.code else ""
-            verdict = look.tone(f"{one.verdict.value:5}", _TONES[one.verdict])
+            verdict = layout.tone(f"{one.verdict.value:5}", _TONES[one.verdict])
             lines.append(f"  {verdict}  {one.check}: {one.says}{code}")
             if one.fix:
                 lines.append(f"         fix: {one.fix}")
@@ -96,7 +96,7 @@ def as_text(findings: Sequence[Finding], look: Look = PLAIN) -> str:
     notes = "note" if counts[Severity.NOTE] == 1 else "notes"
     last = "{} wrong, {} right, {} {}".format(*numbers, notes)
     worst = Severity.WRONG if exit_status(findings) else Severity.RIGHT
-    return "\n".join([*lines, look.tone("; ".join((last, *_steering(findings))), _TONES[worst])])
+    return "\n".join([*lines, layout.tone("; ".join((last, *_steering(findings))), _TONES[worst])])
 
 
 def as_json(findings: Sequence[Finding]) -> str:

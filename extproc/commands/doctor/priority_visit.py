@@ -10,7 +10,7 @@ import msgspec
 
 from extproc.base.engine import SGLANG, VLLM, Engine
 from extproc.commands.doctor.findings import Finding, Subject
-from extproc.commands.doctor.worker_visit import Means, WorkerReport
+from extproc.commands.doctor.worker_visit import VisitTools, WorkerReport
 from extproc.config.schema import WorkerSettings
 from extproc.routing.priorities import apis_without_priority
 from kvstate.undecodable import UNDECODABLE
@@ -34,12 +34,12 @@ class _SchedulingInfo(msgspec.Struct):
 
 
 async def visit(
-    means: Means, worker: WorkerSettings, visited: WorkerReport, about: Subject
+    tools: VisitTools, worker: WorkerSettings, visited: WorkerReport, about: Subject
 ) -> list[Finding]:
     """Returns the findings about a worker's scheduling; none without classes."""
-    if means.config.policy.classes is None:
+    if tools.config.policy.classes is None:
         return []
-    answer = await means.web.get(f"http://{worker.endpoint}{PATH}")
+    answer = await tools.web.get(f"http://{worker.endpoint}{PATH}")
     return list(judge_scheduling(about, visited.engine, answer.body if answer.is_ok else b""))
 
 
@@ -63,10 +63,10 @@ def judge_scheduling(about: Subject, engine: Engine | None, info: bytes) -> Iter
 
 def _judge_policy(about: Subject, engine: Engine, info: bytes) -> Iterator[Finding]:
     try:
-        told = msgspec.json.decode(info, type=_SchedulingInfo)
+        answer = msgspec.json.decode(info, type=_SchedulingInfo)
     except UNDECODABLE:
-        told = _SchedulingInfo()
-    policy, is_on = told.vllm_config.scheduler_config.policy, told.enable_priority_scheduling
+        answer = _SchedulingInfo()
+    policy, is_on = answer.vllm_config.scheduler_config.policy, answer.enable_priority_scheduling
     if engine.name == VLLM and policy is not None:
         is_on = policy == "priority"
     if is_on is None:
@@ -77,7 +77,7 @@ def _judge_policy(about: Subject, engine: Engine, info: bytes) -> Iterator[Findi
         yield about.wrong(
             "priority-off", "the engine does not schedule by priority: all wait alike"
         )
-    elif told.schedule_low_priority_values_first:
+    elif answer.schedule_low_priority_values_first:
         says = "schedule_low_priority_values_first is set: the highest class would go last"
         yield about.wrong("priority-inverted", says)
     else:

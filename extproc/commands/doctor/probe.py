@@ -13,7 +13,12 @@ from extproc.base.errors import RequestError
 from extproc.commands.doctor.findings import Finding, Subject
 from extproc.commands.doctor.token_visit import engine_tokens
 from extproc.commands.doctor.worker_visit import USUAL as DEFAULT
-from extproc.commands.doctor.worker_visit import Means, WorkerReport, judge_block_size, judge_clock
+from extproc.commands.doctor.worker_visit import (
+    VisitTools,
+    WorkerReport,
+    judge_block_size,
+    judge_clock,
+)
 from extproc.config.schema import WorkerSettings
 from extproc.fleet.feeds.feed_openers import open_feed
 from extproc.requests.prompt import Text
@@ -262,11 +267,11 @@ def judge_heard(about: Subject, heard: Iterable[MessageSummary]) -> Iterator[Fin
 
 
 def judge_sizes(
-    means: Means, worker: WorkerSettings, heard: Sequence[MessageSummary], about: Subject
+    tools: VisitTools, worker: WorkerSettings, heard: Sequence[MessageSummary], about: Subject
 ) -> Iterator[Finding]:
     """Yields whether the blocks in events have the configured size."""
     for size in sorted({size for one in heard for size in one.block_sizes}):
-        yield judge_block_size(about, means.config, worker, size, "its events")
+        yield judge_block_size(about, tools.config, worker, size, "its events")
 
 
 def judge_groups(about: Subject, heard: Sequence[MessageSummary]) -> Iterator[Finding]:
@@ -303,7 +308,7 @@ class ProbeResult(NamedTuple):
 
 
 async def judge_probe(
-    means: Means,
+    tools: VisitTools,
     worker: WorkerSettings,
     visited: WorkerReport,
     listeners: Sequence[Listener],
@@ -314,7 +319,7 @@ async def judge_probe(
         return [about.note("probe", "not made: the worker does not serve the model")]
     ranks = [one.summary.rank for one in listeners] if len(listeners) > 1 else [None]
     for rank in ranks:
-        probed = await probe(means, worker, visited, listeners, rank)
+        probed = await probe(tools, worker, visited, listeners, rank)
         where = "" if rank is None else f" to rank {rank}"
         if probed.refused:
             return [about.wrong("probe-refused", probed.refused)]
@@ -328,7 +333,7 @@ async def judge_probe(
 
 
 async def probe(
-    means: Means,
+    tools: VisitTools,
     worker: WorkerSettings,
     visited: WorkerReport,
     listeners: Sequence[Listener],
@@ -341,13 +346,13 @@ async def probe(
     probed = ProbeResult()
     for _ in range(TRIES):
         text = " ".join(f"{random.getrandbits(32):08x}" for _ in range(WORDS))
-        tokens, by_engine = await _tokens(means, worker, visited, text)
+        tokens, by_engine = await _tokens(tools, worker, visited, text)
         before = sum(one.summary.batches for one in listeners)
         last = [one.summary.last_sequence for one in listeners]
-        refused = await _send(means, worker, visited, text, rank)
+        refused = await _send(tools, worker, visited, text, rank)
         if refused:
             return ProbeResult(refused=refused)
-        heard = await _any_holds(listeners, tokens, before, means.seconds / TRIES)
+        heard = await _any_holds(listeners, tokens, before, tools.seconds / TRIES)
         elsewhere = sum(one.summary.batches for one in listeners) > before
         probed = ProbeResult("", heard, by_engine, elsewhere)
         if heard:
@@ -369,25 +374,25 @@ def _note(listeners: Sequence[Listener], tokens: Tokens | None, last: Sequence[i
 
 
 async def _send(
-    means: Means, worker: WorkerSettings, visited: WorkerReport, text: str, rank: int | None
+    tools: VisitTools, worker: WorkerSettings, visited: WorkerReport, text: str, rank: int | None
 ) -> str:
     """Requests the completion; returns why it was refused, "" if it was not."""
     body = {"model": visited.model_name, "prompt": text, "max_tokens": 1, "temperature": 0}
     headers = {} if rank is None else {RANK_HEADER: str(rank)}
-    answer = await means.web.post(
+    answer = await tools.web.post(
         f"http://{worker.endpoint}{PATH}", json.dumps(body).encode(), headers
     )
     return "" if answer.is_ok else f"{PATH}: {answer.reason or f'status {answer.status}'}"
 
 
 async def _tokens(
-    means: Means, worker: WorkerSettings, visited: WorkerReport, text: str
+    tools: VisitTools, worker: WorkerSettings, visited: WorkerReport, text: str
 ) -> tuple[Tokens | None, bool]:
     """Returns the prompt's token ids, None if unknown, and whether they are the engine's own."""
-    theirs = await engine_tokens(means, worker, visited, Text(text))
+    theirs = await engine_tokens(tools, worker, visited, Text(text))
     if not isinstance(theirs, str):
         return theirs, True
-    tokenizer = means.tokenizers.get(visited.model.name) if visited.model else None
+    tokenizer = tools.tokenizers.get(visited.model.name) if visited.model else None
     if tokenizer is None:
         return None, True
     try:

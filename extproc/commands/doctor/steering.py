@@ -73,7 +73,7 @@ def counters_in(answer: bytes) -> SteeringCounters | None:
     return SteeringCounters(**totals)
 
 
-class Door(NamedTuple):
+class SteeredListener(NamedTuple):
     """A listener of Envoy whose requests go through an ext_proc filter.
 
     address: ip:port, as Envoy binds it. speaks_tls: whether clients have to.
@@ -83,7 +83,7 @@ class Door(NamedTuple):
     speaks_tls: bool
 
 
-def doors_in(dump: bytes) -> list[Door] | None:
+def listeners_in(dump: bytes) -> list[SteeredListener] | None:
     """Returns the listeners with an ext_proc filter, from a /config_dump; None if it is none."""
     try:
         raw = msgspec.json.decode(dump)
@@ -93,32 +93,32 @@ def doors_in(dump: bytes) -> list[Door] | None:
         return None
     # the bootstrap holds the static part a second time
     parts = [one for one in raw["configs"] if not type_of(one).endswith(".BootstrapConfigDump")]
-    return list(dict.fromkeys(_doors(parts)))
+    return list(dict.fromkeys(_listeners_of(parts)))
 
 
-def _doors(parts: object) -> Iterator[Door]:
+def _listeners_of(parts: object) -> Iterator[SteeredListener]:
     for listener in nodes(parts):
         if "filter_chains" not in listener:
             continue
         if any(True for _ in typed(listener, ".ext_proc.v3.ExternalProcessor")):
             chains = map(mapping, listing(listener["filter_chains"]))
             speaks_tls = any("transport_socket" in chain for chain in chains)
-            yield Door(place_of(mapping(listener.get("address"))), speaks_tls)
+            yield SteeredListener(place_of(mapping(listener.get("address"))), speaks_tls)
 
 
-class Sight(NamedTuple):
+class SteeringState(NamedTuple):
     """What the doctor saw of the router and of Envoy.
 
     routers: why each router is not ready, by its address; "" if it is. envoy: why Envoy could not
-    be asked; "" if it was. doors: its listeners with an ext_proc filter. counted: by Envoy, while
-    the doctor watched, its own request among it. request: what came of that request. percent: the
-    share of requests that the router steers, None if it could not be asked. fault: why too few
+    be asked; "" if it was. listeners: its listeners with an ext_proc filter. counted: by Envoy,
+    while the doctor watched, its own request among it. request: what came of that request. percent:
+    the share of requests that the router steers, None if it could not be asked. fault: why too few
     steered requests reach their workers, "" if enough do or nobody knows.
     """
 
     routers: Mapping[str, str]
     envoy: str = ""
-    doors: Sequence[Door] = ()
+    listeners: Sequence[SteeredListener] = ()
     counted: SteeringCounters = SteeringCounters()
     request: str = ""
     percent: float | None = None
@@ -136,7 +136,7 @@ class Sight(NamedTuple):
         return name_list(down) if down else ""
 
 
-def judge_steering(about: Subject, seen: Sight) -> Finding:
+def judge_steering(about: Subject, seen: SteeringState) -> Finding:
     """Returns the finding that says whether requests are steered now."""
     if seen.counted.bypassed:
         return _bypassed(about, seen)
@@ -148,14 +148,14 @@ def judge_steering(about: Subject, seen: Sight) -> Finding:
         return about.wrong("router-down", says)
     if seen.envoy:
         return about.note(STEERING, f"{UNKNOWN}: the router is ready, but {seen.envoy}")
-    if not seen.doors:
+    if not seen.listeners:
         says = f"{NOT_STEERED}: the router is ready, but Envoy has no ext_proc filter"
         return about.note(STEERING, says)
     says = f"{UNKNOWN}: the router is ready, but Envoy did not ask it; {seen.request}"
     return about.note(STEERING, says)
 
 
-def _bypassed(about: Subject, seen: Sight) -> Finding:
+def _bypassed(about: Subject, seen: SteeringState) -> Finding:
     counted = seen.counted
     whole = max(counted.asked, counted.bypassed)
     share = NOT_STEERED if counted.bypassed == whole else "some requests are not steered now"
@@ -166,7 +166,7 @@ def _bypassed(about: Subject, seen: Sight) -> Finding:
     return about.wrong("router-bypassed", f"{says}, though a router is ready{late}")
 
 
-def _answered(about: Subject, seen: Sight) -> Finding:
+def _answered(about: Subject, seen: SteeringState) -> Finding:
     count = seen.counted.asked
     by = f"a router answered Envoy about {count} request{'' if count == 1 else 's'}"
     if seen.fault:

@@ -14,14 +14,14 @@ import msgspec
 from extproc.base import address
 from extproc.commands.doctor.findings import Finding, Subject
 from extproc.commands.doctor.steering import (
-    Door,
-    Sight,
+    SteeredListener,
     SteeringCounters,
+    SteeringState,
     counters_in,
-    doors_in,
     judge_steering,
+    listeners_in,
 )
-from extproc.commands.doctor.worker_visit import Means
+from extproc.commands.doctor.worker_visit import VisitTools
 from extproc.commands.health import TIMEOUT_SECONDS, fault_of
 from kvstate.undecodable import UNDECODABLE
 
@@ -35,21 +35,21 @@ WATCH_SECONDS = 1.0
 _LOOPBACKS = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
-async def visit(means: Means, at: str) -> list[Finding]:
+async def visit(tools: VisitTools, at: str) -> list[Finding]:
     """Returns the finding about steering.
 
     at: the address of Envoy's admin server.
     """
     routers, envoy, settings = await asyncio.gather(
-        _routers(means), _envoy(means, at), _settings(means)
+        _routers(tools), _envoy(tools, at), _settings(tools)
     )
-    seen = Sight(routers, *envoy, settings.percent, settings.fault)
+    seen = SteeringState(routers, *envoy, settings.percent, settings.fault)
     return [judge_steering(Subject("steering"), seen)]
 
 
-async def _routers(means: Means) -> dict[str, str]:
+async def _routers(tools: VisitTools) -> dict[str, str]:
     """Returns why each router is not ready, by its address; "" if it is."""
-    config = means.config
+    config = tools.config
     own = local(config.extproc.listen)
     wanted = config.router_addresses()
     has_tls = config.extproc.tls is not None
@@ -92,14 +92,14 @@ def _connect(place: str) -> None:
 
 
 class _Settings(NamedTuple):
-    """What a router says of its steering: as in `Sight`."""
+    """What a router says of its steering: as in `SteeringState`."""
 
     percent: float | None = None
     fault: str = ""
 
 
-async def _settings(means: Means) -> _Settings:
-    answer = await means.web.get(f"http://{local(means.config.admin.listen)}/steering")
+async def _settings(tools: VisitTools) -> _Settings:
+    answer = await tools.web.get(f"http://{local(tools.config.admin.listen)}/steering")
     status: Any = None
     with suppress(*UNDECODABLE):
         status = msgspec.json.decode(answer.body) if answer.is_ok else None
@@ -109,42 +109,42 @@ async def _settings(means: Means) -> _Settings:
 
 
 class _EnvoyAnswer(NamedTuple):
-    """What was seen of Envoy: as in `Sight`."""
+    """What was seen of Envoy: as in `SteeringState`."""
 
     fault: str = ""
-    doors: tuple[Door, ...] = ()
+    listeners: tuple[SteeredListener, ...] = ()
     counted: SteeringCounters = SteeringCounters()
     request: str = ""
 
 
-async def _envoy(means: Means, at: str) -> _EnvoyAnswer:
-    dump = await means.web.get(f"http://{at}{DUMP}")
-    doors = doors_in(dump.body) if dump.is_ok else None
-    before = await _counters(means, at)
-    if doors is None or before is None:
+async def _envoy(tools: VisitTools, at: str) -> _EnvoyAnswer:
+    dump = await tools.web.get(f"http://{at}{DUMP}")
+    listeners = listeners_in(dump.body) if dump.is_ok else None
+    before = await _counters(tools, at)
+    if listeners is None or before is None:
         why = dump.reason or f"{DUMP} or {STATS} cannot be read"
         return _EnvoyAnswer(f"Envoy's admin server at {at} did not tell: {why}")
-    if not doors:
+    if not listeners:
         return _EnvoyAnswer()
-    request, _ = await asyncio.gather(_send(means, at, doors), asyncio.sleep(WATCH_SECONDS))
-    after = await _counters(means, at) or before
-    return _EnvoyAnswer("", tuple(doors), after.since(before), request)
+    request, _ = await asyncio.gather(_send(tools, at, listeners), asyncio.sleep(WATCH_SECONDS))
+    after = await _counters(tools, at) or before
+    return _EnvoyAnswer("", tuple(listeners), after.since(before), request)
 
 
-async def _counters(means: Means, at: str) -> SteeringCounters | None:
-    answer = await means.web.get(f"http://{at}{STATS}")
+async def _counters(tools: VisitTools, at: str) -> SteeringCounters | None:
+    answer = await tools.web.get(f"http://{at}{STATS}")
     return counters_in(answer.body) if answer.is_ok else None
 
 
-async def _send(means: Means, at: str, doors: list[Door]) -> str:
+async def _send(tools: VisitTools, at: str, listeners: list[SteeredListener]) -> str:
     """Sends the request through Envoy; returns what came of it."""
-    for door in doors:
+    for door in listeners:
         if door.speaks_tls or door.address.startswith(address.UNIX_PREFIX):
             continue
         with suppress(ValueError):
             place = address.parse(door.address)
             host = address.parse(at).host if place.host in _LOOPBACKS else place.host
             url = f"http://{address.Address(host, place.port)}{REQUEST}"
-            answer = await means.web.get(url)
+            answer = await tools.web.get(url)
             return f"{url} answers {answer.status or answer.reason}"
     return "send a request through it, and check again: its listeners speak TLS"

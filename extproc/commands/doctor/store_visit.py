@@ -13,7 +13,7 @@ from extproc.base.engine import SGLANG, VLLM, Engine
 from extproc.commands.doctor.findings import Finding, Subject
 from extproc.commands.doctor.priority_visit import PATH
 from extproc.commands.doctor.shared_stores import mounts
-from extproc.commands.doctor.worker_visit import Means, WorkerReport
+from extproc.commands.doctor.worker_visit import VisitTools, WorkerReport
 from extproc.config.schema import WorkerSettings
 
 CHECK = "isolation"
@@ -40,15 +40,15 @@ class _StoreInfo(msgspec.Struct):
 
 
 async def visit(
-    means: Means, worker: WorkerSettings, visited: WorkerReport, about: Subject
+    tools: VisitTools, worker: WorkerSettings, visited: WorkerReport, about: Subject
 ) -> list[Finding]:
     """Returns the findings about a worker's store; none without isolation and `media`."""
-    stores = [one for one in means.config.stores if one.media and worker.endpoint in mounts(one)]
-    if means.config.isolation is None and not stores:
+    stores = [one for one in tools.config.stores if one.media and worker.endpoint in mounts(one)]
+    if tools.config.isolation is None and not stores:
         return []
-    answer = await means.web.get(f"http://{worker.endpoint}{PATH}")
+    answer = await tools.web.get(f"http://{worker.endpoint}{PATH}")
     info, found = answer.body if answer.is_ok else b"", list[Finding]()
-    if means.config.isolation is not None:
+    if tools.config.isolation is not None:
         found += judge_store(about, visited.engine, info)
     for one in stores:
         found += judge_connector(about, one.name, visited.engine, info)
@@ -62,29 +62,29 @@ def judge_store(about: Subject, engine: Engine | None, info: bytes) -> Iterator[
     """
     if engine is None or engine.name not in (VLLM, SGLANG):
         return  # said elsewhere
-    told = _told(info)
-    if engine.name == VLLM and told.vllm_config is None:
+    answer = _read_info(info)
+    if engine.name == VLLM and answer.vllm_config is None:
         says = "not checked: whether the engine has a KV store, which vLLM says only with"
         yield about.note(CHECK, f"{says} VLLM_SERVER_DEV_MODE=1")
         return
-    store = _store_of(told)
+    store = _store_of(answer)
     if store:
         yield about.wrong("isolation-store", f"{store} names blocks without salts: tenants meet")
 
 
-def _store_of(told: _StoreInfo) -> str:
+def _store_of(info: _StoreInfo) -> str:
     """Returns the store that knows no salts, "" if there is none."""
-    if told.enable_lmcache:
+    if info.enable_lmcache:
         return "LMCache"
-    if told.hicache_storage_backend:
-        return f"the storage backend {told.hicache_storage_backend:.40}"
-    connector = _connector_of(told)
+    if info.hicache_storage_backend:
+        return f"the storage backend {info.hicache_storage_backend:.40}"
+    connector = _connector_of(info)
     return connector if connector in _BY_TOKENS else ""
 
 
-def _connector_of(told: _StoreInfo) -> str:
+def _connector_of(info: _StoreInfo) -> str:
     """Returns the connector of vLLM, "" if it has none."""
-    transfer = None if told.vllm_config is None else told.vllm_config.kv_transfer_config
+    transfer = None if info.vllm_config is None else info.vllm_config.kv_transfer_config
     return (transfer and transfer.kv_connector) or ""
 
 
@@ -97,9 +97,9 @@ def judge_connector(
     """
     if engine is None or engine.name != VLLM:
         return
-    told = _told(info)
-    connector = _connector_of(told)
-    if told.vllm_config is None:
+    answer = _read_info(info)
+    connector = _connector_of(answer)
+    if answer.vllm_config is None:
         says = "not checked: whether its connector is one of a store, which vLLM says only with"
         yield about.note(STORES, f"{says} VLLM_SERVER_DEV_MODE=1")
     elif connector in _OF_STORES:
@@ -112,7 +112,7 @@ def judge_connector(
         yield about.wrong("store-connector", named or f"it has no KV connector, so no {store}")
 
 
-def _told(info: bytes) -> _StoreInfo:
+def _read_info(info: bytes) -> _StoreInfo:
     try:
         return msgspec.json.decode(info, type=_StoreInfo)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

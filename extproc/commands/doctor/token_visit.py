@@ -5,7 +5,7 @@ import time
 
 from extproc.base.errors import RequestError
 from extproc.commands.doctor.findings import Finding, Subject
-from extproc.commands.doctor.worker_visit import OK, Means, WorkerReport
+from extproc.commands.doctor.worker_visit import OK, VisitTools, WorkerReport
 from extproc.config.schema import RemoteTokenizerSettings, WorkerSettings
 from extproc.proof.golden import (
     GOLDEN,
@@ -28,7 +28,7 @@ from kvstate.overlap import Tokens
 
 
 async def visit(
-    means: Means, worker: WorkerSettings, visited: WorkerReport, about: Subject
+    tools: VisitTools, worker: WorkerSettings, visited: WorkerReport, about: Subject
 ) -> list[Finding]:
     """Compares a local tokenizer with the worker's, or tests the worker as a remote tokenizer."""
     model = visited.model
@@ -36,24 +36,24 @@ async def visit(
         return []
     options = model.tokenizer
     if isinstance(options, RemoteTokenizerSettings):
-        return await _remote(means, worker, visited, options, about) if options.remote else []
-    tokenizer = means.tokenizers.get(model.name)
+        return await _remote(tools, worker, visited, options, about) if options.remote else []
+    tokenizer = tools.tokenizers.get(model.name)
     if tokenizer is None:
         return []
     golden = golden_for(tokenizer, dialect_of(visited.engine))
     try:
         theirs = await tokens_there(
-            lambda asked: _post(means, worker, asked), visited.model_name or None, golden
+            lambda asked: _post(tools, worker, asked), visited.model_name or None, golden
         )
     except (TokenizerSilentError, NoTokenizeError) as error:
         return [about.note("tokens", f"not compared: {error}")]
     ours = await asyncio.to_thread(own_tokens, tokenizer, golden)
-    told = golden_tokens(tokenizer, golden, ours, theirs)
-    return [judge_tokens(about, told, tokenizer.text_of), *_uncompared(about, told)]
+    tokens = golden_tokens(tokenizer, golden, ours, theirs)
+    return [judge_tokens(about, tokens, tokenizer.text_of), *_uncompared(about, tokens)]
 
 
-async def _post(means: Means, worker: WorkerSettings, asked: bytes) -> tuple[int, bytes]:
-    answer = await means.web.post(f"http://{worker.endpoint}{PATH}", asked)
+async def _post(tools: VisitTools, worker: WorkerSettings, asked: bytes) -> tuple[int, bytes]:
+    answer = await tools.web.post(f"http://{worker.endpoint}{PATH}", asked)
     if answer.reason and answer.status in (0, OK):
         raise TokenizerSilentError(f"{PATH}: {answer.reason}")
     return answer.status, answer.body
@@ -63,14 +63,14 @@ _CONVERSATION = next(one.prompt for one in GOLDEN if isinstance(one.prompt, Chat
 
 
 async def engine_tokens(
-    means: Means, worker: WorkerSettings, visited: WorkerReport, prompt: Chat | Text
+    tools: VisitTools, worker: WorkerSettings, visited: WorkerReport, prompt: Chat | Text
 ) -> Tokens | str:
     """Returns the engine's token ids for a prompt, or the reason why there are none."""
-    return await _tokenize_at(means, worker, question(prompt, visited.model_name or None))
+    return await _tokenize_at(tools, worker, question(prompt, visited.model_name or None))
 
 
-async def _tokenize_at(means: Means, worker: WorkerSettings, asked: bytes) -> Tokens | str:
-    answer = await means.web.post(f"http://{worker.endpoint}{PATH}", asked)
+async def _tokenize_at(tools: VisitTools, worker: WorkerSettings, asked: bytes) -> Tokens | str:
+    answer = await tools.web.post(f"http://{worker.endpoint}{PATH}", asked)
     if not answer.is_ok:
         return f"{PATH}: {answer.reason or f'status {answer.status}'}"
     try:
@@ -80,7 +80,7 @@ async def _tokenize_at(means: Means, worker: WorkerSettings, asked: bytes) -> To
 
 
 async def _remote(
-    means: Means,
+    tools: VisitTools,
     worker: WorkerSettings,
     visited: WorkerReport,
     options: RemoteTokenizerSettings,
@@ -90,7 +90,7 @@ async def _remote(
     findings: list[Finding] = []
     for what, prompt in (("a text", Text(TEXTS[0])), ("a conversation", _CONVERSATION)):
         begun = time.monotonic()
-        tokens = await engine_tokens(means, worker, visited, prompt)
+        tokens = await engine_tokens(tools, worker, visited, prompt)
         took_ms = (time.monotonic() - begun) * 1000
         if isinstance(tokens, str):
             findings.append(about.wrong("tokenizer-refuses", f"for {what}: {tokens}"))
@@ -105,13 +105,13 @@ async def _remote(
 
 
 def judge_tokens(
-    about: Subject, told: list[GoldenTokens], text_of: TextOf, witness: str = PATH
+    about: Subject, tokens: list[GoldenTokens], text_of: TextOf, witness: str = PATH
 ) -> Finding:
     """Returns whether an engine's token ids match KVSteer's.
 
     text_of: returns the text of token ids. witness: the source of the engine's ids.
     """
-    found = comparison(told, text_of)
+    found = comparison(tokens, text_of)
     first = next((one.mismatch for one in found.forms.values() if one.mismatch is not None), None)
     if first is not None:
         return about.wrong("tokens-differ", in_words(first, witness))
@@ -121,10 +121,10 @@ def judge_tokens(
     )
 
 
-def _uncompared(about: Subject, told: list[GoldenTokens]) -> list[Finding]:
+def _uncompared(about: Subject, tokens: list[GoldenTokens]) -> list[Finding]:
     """Notes the golden requests that could not be compared, one note for each reason."""
     reasons: dict[str, list[str]] = {}
-    for golden, ours, theirs in told:
+    for golden, ours, theirs in tokens:
         if isinstance(ours, str):
             reasons.setdefault(f"not keyed here: {ours}", []).append(golden.name)
         elif isinstance(theirs, str):

@@ -166,7 +166,7 @@ def _ahead(date: str) -> float | None:
         return None
 
 
-class Means(NamedTuple):
+class VisitTools(NamedTuple):
     """What every visit needs.
 
     tokenizers: those loaded from files, by model. seconds: limit for each question and each wait.
@@ -209,9 +209,9 @@ class WorkerReport(NamedTuple):
         return next((name for name in names if name in listed), self.model.name)
 
 
-async def visit(means: Means, worker: WorkerSettings, about: Subject) -> WorkerReport:
+async def visit(tools: VisitTools, worker: WorkerSettings, about: Subject) -> WorkerReport:
     """Asks a worker about itself; returns the findings and its answers."""
-    health = await means.web.get(f"http://{worker.endpoint}{HEALTH}")
+    health = await tools.web.get(f"http://{worker.endpoint}{HEALTH}")
     if health.status == 0:
         says = f"{worker.endpoint}{HEALTH}: {health.reason}"
         return WorkerReport([about.wrong("worker-unreachable", says)])
@@ -221,23 +221,23 @@ async def visit(means: Means, worker: WorkerSettings, about: Subject) -> WorkerR
         findings.append(judge_clock(about, health.ahead_seconds, witness))
     asked = (learning.MODELS, METRICS, *PATHS)
     models, metrics, *listings = await asyncio.gather(
-        *(means.web.get(f"http://{worker.endpoint}{path}") for path in asked)
+        *(tools.web.get(f"http://{worker.endpoint}{path}") for path in asked)
     )
     served = models_of(models.body) if models.is_ok else None
     if served is None:
         findings.append(about.wrong("answer-unreadable", _unread(learning.MODELS, models)))
     else:
-        findings += judge_models(about, means.config, worker, served)
+        findings += judge_models(about, tools.config, worker, served)
     info = next((one.body for one in listings[1:] if one.is_ok), b"")
     told_metrics = metrics.body if metrics.is_ok else b""
     findings += judge_prefix_caching(about, told_metrics, info)
     findings += judge_draft(about, told_metrics)
-    findings += _block_size(means, worker, about, listings)
-    engine = await _engine(worker.endpoint, means.seconds)
+    findings += _block_size(tools, worker, about, listings)
+    engine = await _engine(worker.endpoint, tools.seconds)
     findings.append(judge_engine(about, worker, engine))
     sources = _find_sources(worker, listings)
     findings += judge_ranks(about, worker, engine, _ranks(worker, sources))
-    model = model_served(means.config, worker, served or ListedModels((), frozenset()))
+    model = model_served(tools.config, worker, served or ListedModels((), frozenset()))
     findings += judge_template_arguments(about, model, engine)
     found = identity_of(worker.engine, CONFIGURED, engine).engine
     return WorkerReport(findings, True, model, served, sources, found)
@@ -263,18 +263,18 @@ async def _engine(endpoint: str, seconds: float) -> EngineAnswer:
         await client.close()
 
 
-def _ranks(worker: WorkerSettings, told: ReportedSources | None) -> int:
+def _ranks(worker: WorkerSettings, reported: ReportedSources | None) -> int:
     """Returns how many ranks a worker has: as configured, else as it reports."""
     if isinstance(worker.events, WorkerEvents):
         return worker.events.ranks
-    return len(told.sources) if told is not None else 1
+    return len(reported.sources) if reported is not None else 1
 
 
 def judge_ranks(
-    about: Subject, worker: WorkerSettings, told: EngineAnswer, ranks: int
+    about: Subject, worker: WorkerSettings, answer: EngineAnswer, ranks: int
 ) -> Iterator[Finding]:
     """Yields on which APIs a worker of several ranks reads no rank from a request."""
-    engine = identity_of(worker.engine, CONFIGURED, told).engine
+    engine = identity_of(worker.engine, CONFIGURED, answer).engine
     if ranks > 1 and engine is not None:
         unread = [path for path in API_PATHS if pin_of(engine, path) is None]
         if unread:
@@ -282,16 +282,16 @@ def judge_ranks(
             yield about.note("ranks", f"{says} as uncertain there, and requests may miss them")
 
 
-def judge_engine(about: Subject, worker: WorkerSettings, told: EngineAnswer) -> Finding:
+def judge_engine(about: Subject, worker: WorkerSettings, answer: EngineAnswer) -> Finding:
     """Returns whether a worker's engine is known, and the one that is configured.
 
-    told: what the worker says.
+    answer: what the worker says.
     """
-    known = identity_of(worker.engine, CONFIGURED, told)
+    known = identity_of(worker.engine, CONFIGURED, answer)
     if known.engine is None:
         says = f"unknown: {known.reason}; what depends on its release is not certain until"
         return about.note("engine", f"{says} `workers[].engine` names it")
-    if told.engine not in (None, known.engine):
+    if answer.engine not in (None, known.engine):
         return about.wrong("engine-differs", f"{known.engine} is configured; {known.reason}")
     source = "as it says itself" if worker.engine is None else "as configured"
     if known.reason:
@@ -300,21 +300,21 @@ def judge_engine(about: Subject, worker: WorkerSettings, told: EngineAnswer) -> 
 
 
 def _block_size(
-    means: Means, worker: WorkerSettings, about: Subject, listings: list[Answer]
+    tools: VisitTools, worker: WorkerSettings, about: Subject, listings: list[Answer]
 ) -> list[Finding]:
     for path, answer in zip(PATHS, listings, strict=True):
         size = learning.block_size_in(answer.body) if answer.is_ok else None
         if size is not None and path in learning.SERVER_INFO:
-            return [judge_block_size(about, means.config, worker, size, path)]
+            return [judge_block_size(about, tools.config, worker, size, path)]
     return []
 
 
 def _find_sources(worker: WorkerSettings, listings: list[Answer]) -> ReportedSources | None:
     host = address.parse(worker.endpoint).host
     for path, answer in zip(PATHS, listings, strict=True):
-        told = sources_in(path, answer.body, host) if answer.is_ok else None
-        if told is not None:
-            return told
+        sources = sources_in(path, answer.body, host) if answer.is_ok else None
+        if sources is not None:
+            return sources
     return None
 
 
@@ -335,9 +335,11 @@ def models_of(answer: bytes) -> ListedModels | None:
     return ListedModels(models, frozenset(card.id for card in cards if card.parent))
 
 
-def model_served(config: Config, worker: WorkerSettings, told: ListedModels) -> Model | None:
+def model_served(config: Config, worker: WorkerSettings, models: ListedModels) -> Model | None:
     """Returns the configured model that a worker serves; None if unknown."""
-    listed = [one for one in config.models if not {one.name, *one.aliases}.isdisjoint(told.models)]
+    listed = [
+        one for one in config.models if not {one.name, *one.aliases}.isdisjoint(models.models)
+    ]
     if worker.model is not None or len(config.models) == 1:
         name = config.model_of(worker)
         return next(one for one in config.models if one.name == name)
@@ -345,12 +347,12 @@ def model_served(config: Config, worker: WorkerSettings, told: ListedModels) -> 
 
 
 def judge_models(
-    about: Subject, config: Config, worker: WorkerSettings, told: ListedModels
+    about: Subject, config: Config, worker: WorkerSettings, models: ListedModels
 ) -> Iterator[Finding]:
     """Yields findings on whether a worker serves the model that its requests name, and adapters."""
-    model = model_served(config, worker, told)
-    names = name_list(told.models)
-    if model is None or {model.name, *model.aliases}.isdisjoint(told.models):
+    model = model_served(config, worker, models)
+    names = name_list(models.models)
+    if model is None or {model.name, *model.aliases}.isdisjoint(models.models):
         wanted = " or ".join(one.name for one in ((model,) if model else config.models))
         says = (
             f"it serves {names}; requests routed to it name {wanted}, so it answers them with 404"
@@ -358,11 +360,11 @@ def judge_models(
         yield about.wrong("model-not-served", says)
         return
     yield about.right("models", f"it serves {names}")
-    unlisted = [name for name in (model.name, *model.aliases) if name not in told.models]
+    unlisted = [name for name in (model.name, *model.aliases) if name not in models.models]
     if unlisted:
         says = f"it does not list {name_list(unlisted)}: requests with such a name may get 404"
         yield about.note("models", says)
-    yield from _adapters(about, worker, model, told.adapters)
+    yield from _adapters(about, worker, model, models.adapters)
 
 
 def _adapters(
@@ -427,11 +429,11 @@ def judge_prefix_caching(about: Subject, metrics: bytes, info: bytes) -> Iterato
 
     metrics: vLLM's answer to /metrics. info: SGLang's answer to /server_info; b"" if missing.
     """
-    told = (
+    answers = (
         (cache_of_metrics(metrics).is_on, "/metrics"),
         (caches_in_info(info), "/server_info"),
     )
-    for caches, path in told:
+    for caches, path in answers:
         if caches is False:
             says = f"the engine's prefix cache is off ({path}): it reuses nothing"
             yield about.wrong("prefix-caching-off", says)

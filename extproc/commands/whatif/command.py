@@ -19,7 +19,7 @@ from extproc.base.errors import RequestError, StartError
 from extproc.commands.admin_client import ask
 from extproc.commands.whatif.engines import ModelledSpeed, Result
 from extproc.commands.whatif.outlook import (
-    Isolating,
+    IsolationCost,
     Measured,
     Results,
     Saving,
@@ -35,7 +35,7 @@ from extproc.commands.whatif.routers import ENVOY, Arrivals, Contestant, Stage
 from extproc.commands.whatif.routers import run as play
 from extproc.commands.whatif.traces import (
     MAX_LINE_BYTES,
-    Recorded,
+    RecordedRequest,
     Replay,
     Tokenize,
     Trace,
@@ -203,9 +203,9 @@ class Plan(NamedTuple):
 def _isolation_of(
     arguments: argparse.Namespace,
     config: Config | None,
-    recorded: Sequence[Recorded],
+    recorded: Sequence[RecordedRequest],
     found: Results,
-) -> Isolating:
+) -> IsolationCost:
     """Plays the first policy with tenants apart; returns what that costs.
 
     found: the results with blocks that all tenants share.
@@ -217,13 +217,13 @@ def _isolation_of(
         runs.plan(1)
         played = runs.play(apart.stage(arguments.workers), ours, apart.seeds)
     name = ours[0].name
-    return Isolating(name, len(tenants - {""}), mean(found[name]), mean(played[name]))
+    return IsolationCost(name, len(tenants - {""}), mean(found[name]), mean(played[name]))
 
 
 def plan_of(
     arguments: argparse.Namespace,
     config: Config | None,
-    recorded: Sequence[Recorded],
+    recorded: Sequence[RecordedRequest],
     *,
     isolates: bool = False,
 ) -> Plan:
@@ -287,8 +287,8 @@ def _rate(arguments: argparse.Namespace) -> tuple[float, str]:
         speeds = [one["speed"] for one in shown]
         known = [float(one["tokens_per_second"]) for one in speeds if one["confidence"] > 0]
     except (KeyError, TypeError, ValueError) as error:
-        told = "its answer does not match this version"
-        raise StartError(f"whatif: {arguments.admin}: {told}") from error
+        reason = "its answer does not match this version"
+        raise StartError(f"whatif: {arguments.admin}: {reason}") from error
     if not known:
         raise StartError(f"whatif: {arguments.admin}: no worker's speed has been learned yet")
     return statistics.median(known), f"learned, the median of {len(known)} workers"
@@ -296,7 +296,7 @@ def _rate(arguments: argparse.Namespace) -> tuple[float, str]:
 
 def recording_of(
     arguments: argparse.Namespace, config: Config | None
-) -> tuple[Sequence[Recorded], int]:
+) -> tuple[Sequence[RecordedRequest], int]:
     """Returns the requests of the trace, and how many of its lines were left out."""
     gap = None if arguments.arrivals is None else 1 / arguments.arrivals
     trace = Trace(_tokenize(arguments, config), arguments.model, gap)
@@ -402,8 +402,8 @@ class Runs:
                 self._show()
             found = [one.result() for one in jobs]
         except BrokenProcessPool:
-            told = "a process that played was killed; is there too little memory?"
-            raise StartError(f"whatif: {told} --first plays fewer requests") from None
+            reason = "a process that played was killed; is there too little memory?"
+            raise StartError(f"whatif: {reason} --first plays fewer requests") from None
         return {
             one.name: found[number * seeds : (number + 1) * seeds]
             for number, one in enumerate(contestants)
@@ -431,14 +431,14 @@ def _play(stage: Stage, contestant: Contestant, seed: int) -> Result:
     arrivals, done = _inherited[-1]
     before = 0
 
-    def told(count: int) -> None:
+    def notify(count: int) -> None:
         nonlocal before
         with done.get_lock():
             done.value += count - before
         before = count
 
-    found = play(stage, contestant, arrivals, seed, told)
-    told(len(arrivals.requests))
+    found = play(stage, contestant, arrivals, seed, notify)
+    notify(len(arrivals.requests))
     return found
 
 
@@ -470,7 +470,7 @@ def _fewer(workers: int, least: int | None) -> list[int]:
 
 
 def _describe(
-    plan: Plan, arguments: argparse.Namespace, recorded: Sequence[Recorded], left_out: int
+    plan: Plan, arguments: argparse.Namespace, recorded: Sequence[RecordedRequest], left_out: int
 ) -> str:
     """Returns in words what is played, and which parts of it are assumed."""
     speed, size = plan.speed, plan.block_tokens
@@ -497,8 +497,8 @@ def _describe(
     if left_out:
         lines.append(f"{left_out} lines are not played: no tokens, or of another model.")
     if unknown:
-        told = f"{unknown} lines do not tell how long their answer was"
-        lines.append(f"{told}: {arguments.answer_tokens} tokens are assumed.")
+        says = f"{unknown} lines do not tell how long their answer was"
+        lines.append(f"{says}: {arguments.answer_tokens} tokens are assumed.")
     if blind:
         lines.append(f"{blind} lines do not tell what they share: nothing is assumed to be shared.")
     return "\n".join(lines)

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from extproc.commands.whatif.engines import Result
-from extproc.commands.whatif.traces import Recorded
+from extproc.commands.whatif.traces import RecordedRequest
 
 _COLORS = (
     "#d62728",
@@ -41,7 +41,7 @@ class Measured(NamedTuple):
     p99: float | None
 
 
-def measured_of(recorded: Sequence[Recorded]) -> Measured | None:
+def measured_of(recorded: Sequence[RecordedRequest]) -> Measured | None:
     """Returns what was measured, without figures that fewer than half of the lines have.
 
     Returns None if no figure is left.
@@ -119,7 +119,7 @@ class Saving(NamedTuple):
         return f"{fewer} {workers} fewer: {self.ours} with {self.least} keeps {goal}."
 
 
-class Isolating(NamedTuple):
+class IsolationCost(NamedTuple):
     """What it costs if only requests of one tenant share blocks.
 
     policy: the one that was played. tenants: how many the trace names. shared, apart: its results

@@ -42,7 +42,7 @@ from extproc.routing.load.endpoint_load import EndpointLoad, LoadSample, Ticket
 from extproc.routing.load.loads import PREFILL_TOKENS_PER_SECOND, Loads
 from extproc.routing.store_share import StoreShare
 from extproc.sharing.messages import keys_of, worker_id
-from extproc.sharing.picture import Picture, Place
+from extproc.sharing.other_routers import OtherRouters, SharedWorker
 from extproc.sharing.reporter import LEAST_UNCACHED_TOKENS, Reporter
 from kvstate.overlap import Overlap, Prompt
 
@@ -54,7 +54,7 @@ ENVOY = (ENVOY_LEAST_REQUEST, ENVOY_ROUND_ROBIN)
 ENVOY_CHOICES = 2
 
 # Requests between two reports of progress.
-TOLD_EVERY = 64
+NOTIFY_EVERY = 64
 
 # Time until a worker that refuses connections is left out: three scrapes.
 UNFIT_SECONDS = 3.0
@@ -285,11 +285,11 @@ class Sharer:
         learns: bool = False,
     ) -> None:
         chance = Random(number)
-        self.telling = Reporter(KEYS, f"router-{number}", 1)
-        self.loads = Loads(endpoints, prefill_rate, self.telling.touched, learns=learns)
-        places = {worker_id(KEYS, name): Place(name, one) for name, one in holdings.items()}
-        self.picture = Picture(
-            self.telling,
+        self.reporter = Reporter(KEYS, f"router-{number}", 1)
+        self.loads = Loads(endpoints, prefill_rate, self.reporter.touched, learns=learns)
+        places = {worker_id(KEYS, name): SharedWorker(name, one) for name, one in holdings.items()}
+        self.others = OtherRouters(
+            self.reporter,
             self.loads,
             sent,
             Homes(KEYS.marks),
@@ -300,12 +300,12 @@ class Sharer:
 
     def tick(self, now: float) -> Sequence[bytes]:
         """Forgets silent routers, and returns the messages that are due."""
-        self.picture.forget(now)
-        return self.telling.compose(self.loads, now, _wall_us(now))
+        self.others.forget(now)
+        return self.reporter.compose(self.loads, now, _wall_us(now))
 
     def hear(self, wire: bytes, now: float) -> None:
         """Merges a message of another router."""
-        self.picture.hear(wire, now, _wall_us(now))
+        self.others.hear(wire, now, _wall_us(now))
 
 
 def _wall_us(now: float) -> int:
@@ -313,7 +313,7 @@ def _wall_us(now: float) -> int:
 
 
 @dataclass(order=True, slots=True)
-class _Appointment:
+class _ScheduledMessages:
     """A router's tick, or the arrival of its messages; ordered by time, then by number."""
 
     at: float
@@ -329,7 +329,7 @@ class RouterExchange:
         self._sharers = sharers
         self._tick_seconds = tick_seconds
         self._count = 0
-        self._appointments: list[_Appointment] = []
+        self._appointments: list[_ScheduledMessages] = []
         self._reported_at = [-1.0] * len(sharers)
         for sender in range(len(sharers)):
             self._plan(tick_seconds * chance.random(), sender, None)
@@ -363,11 +363,11 @@ class RouterExchange:
 
     def _plan(self, at: float, sender: int, messages: Sequence[bytes] | None) -> None:
         self._count += 1
-        heapq.heappush(self._appointments, _Appointment(at, self._count, sender, messages))
+        heapq.heappush(self._appointments, _ScheduledMessages(at, self._count, sender, messages))
 
 
 class _Router:
-    """One router with its own picture of the fleet.
+    """One router with its own view of the fleet.
 
     view: the blocks that the engines hold according to their events, common to all routers. sharer:
     its part in sharing; None if nothing is shared.
@@ -480,22 +480,22 @@ class _Router:
                 pull.expect()
                 self._pulls.append((request, pull))
         is_sure = not decision.basis.claims_on(served).speculative
-        is_told = self._contestant.learns and not self._view.holds(
+        is_watched = self._contestant.learns and not self._view.holds(
             int(served), last_block(request.blocks)
         )
         if request.source >= 0 or served in decision.basis.fetches:
-            is_told = False  # it also takes the time of a transfer
-        prompt = Prompt("m", array("I")) if is_told else None
+            is_watched = False  # it also takes the time of a transfer
+        prompt = Prompt("m", array("I")) if is_watched else None
         ticket = self._loads.begin(
             served, decision.uncached_tokens, now, prompt=prompt, is_sure=is_sure
         )
-        if is_told:
+        if is_watched:
             self._awaited[int(served)][ticket] = request
         claim = None
         if self._claims is not None:
             claim = self._claims.record(self._holdings[served], decision.marks[0], now)
             if self.sharer is not None:
-                self.sharer.telling.begin([claim], served, decision.uncached_tokens)
+                self.sharer.reporter.begin([claim], served, decision.uncached_tokens)
         fetch = decision.basis.fetches.get(served)
         self._open[id(request)] = (ticket, claim, fetch)
         return int(served)
@@ -565,7 +565,7 @@ class _Router:
         if claim is not None and self._claims is not None:
             self._claims.end(claim, now)
             if self.sharer is not None:
-                self.sharer.telling.end(claim)
+                self.sharer.reporter.end(claim)
 
 
 class _Routers:
@@ -670,20 +670,20 @@ def run(
     contestant: Contestant,
     given: Arrivals,
     seed: int,
-    told: Callable[[int], None] = _notify_nobody,
+    notify: Callable[[int], None] = _notify_nobody,
 ) -> Result:
     """Serves the arrivals, and returns the results for our own requests.
 
-    told: called now and then with how many requests have arrived so far.
+    notify: called now and then with how many requests have arrived so far.
     """
     proxy = proxy_of(stage, contestant, given, seed)
-    proxy.fleet.run(_telling(proxy.requests, told), proxy.pick, proxy.over)
+    proxy.fleet.run(_counted(proxy.requests, notify), proxy.pick, proxy.over)
     requests = [one for one in proxy.requests if one.is_own]
     return result_of(requests, [engine.computed_tokens for engine in proxy.fleet.engines])
 
 
-def _telling(requests: Sequence[Request], told: Callable[[int], None]) -> Iterator[Request]:
+def _counted(requests: Sequence[Request], notify: Callable[[int], None]) -> Iterator[Request]:
     for count, request in enumerate(requests):
-        if count % TOLD_EVERY == 0:
-            told(count)
+        if count % NOTIFY_EVERY == 0:
+            notify(count)
         yield request

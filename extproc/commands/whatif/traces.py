@@ -53,7 +53,7 @@ _CHAT, _COMPLETION = "/v1/chat/completions", "/v1/completions"
 Tokenize = Callable[[str, bytes], Tokens]
 
 
-class Recorded(NamedTuple):
+class RecordedRequest(NamedTuple):
     """One request as it was recorded.
 
     at: seconds since some beginning. answer_tokens: 0 if unknown. hashes: those of its blocks of
@@ -137,11 +137,11 @@ class Trace:
         self._max_blocks = max_blocks
         self._blocks = 0
         self._models: set[str] = set()
-        self._requests: list[Recorded] = []
+        self._requests: list[RecordedRequest] = []
         self.skipped = 0
 
     @property
-    def requests(self) -> list[Recorded]:
+    def requests(self) -> list[RecordedRequest]:
         """The requests read so far, in order of time, the first one at 0."""
         found = sorted(self._requests, key=lambda one: one.at)
         return [one._replace(at=one.at - found[0].at) for one in found]
@@ -186,11 +186,11 @@ class Trace:
         _limit(self._blocks, self._max_blocks)
         self._requests.append(recorded)
 
-    def _recorded(self, line: _TraceLine, text: bytes) -> Recorded:
+    def _recorded(self, line: _TraceLine, text: bytes) -> RecordedRequest:
         usage = line.usage or _Usage()
         answer = _count("the answer's length", line.output_length, line.completion_tokens,
             line.output_tokens, usage.completion_tokens, usage.output_tokens)  # fmt: skip
-        made = Recorded(
+        made = RecordedRequest(
             self._time(line), 0, answer or 0, session=_session(line),
             tenant=line.tenant or line.user or "",
             cached_tokens=_count("cached_length", line.cached_length),
@@ -249,7 +249,7 @@ def _session(line: _TraceLine) -> str:
     return line.session or line.session_id or line.conversation_id or ""
 
 
-def block_tokens_of(requests: Iterable[Recorded], usual: int, most: int) -> int:
+def block_tokens_of(requests: Iterable[RecordedRequest], usual: int, most: int) -> int:
     """Returns the block size, in tokens, with which requests are played by default.
 
     usual: the size if no request has hashes. most: the largest size if requests have hashes.
@@ -275,7 +275,7 @@ class Replay(NamedTuple):
 
 
 def requests_of(
-    recorded: Sequence[Recorded], replay: Replay, max_blocks: int = MAX_BLOCKS
+    recorded: Sequence[RecordedRequest], replay: Replay, max_blocks: int = MAX_BLOCKS
 ) -> list[Request]:
     """Returns the requests for simulated engines; recorded: in order of time.
 
@@ -336,7 +336,9 @@ class _Prompts:
         """Returns numbers that no other block has; none if the count is negative."""
         return itertools.islice(self._numbers, max(0, count))
 
-    def blocks_of(self, recorded: Recorded, answer_tokens: int, tenant: str) -> Sequence[int]:
+    def blocks_of(
+        self, recorded: RecordedRequest, answer_tokens: int, tenant: str
+    ) -> Sequence[int]:
         """Returns the blocks of a prompt; the last one may not be full.
 
         tenant: whose blocks these are; "" if all share theirs.
@@ -379,7 +381,7 @@ class _Prompts:
             found = self._of_hash[block] = next(self._numbers)
         return found
 
-    def _by_session(self, tenant: str, recorded: Recorded, answer_tokens: int) -> list[int]:
+    def _by_session(self, tenant: str, recorded: RecordedRequest, answer_tokens: int) -> list[int]:
         if not recorded.session:
             return []
         session = tenant, recorded.session

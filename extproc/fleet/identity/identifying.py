@@ -257,7 +257,7 @@ async def _answer(client: Client, endpoint: str, path: str) -> bytes | str:
     """Returns the body of an answer, or why there is none.
 
     Raises:
-        SilentError: it is overloaded, or starts or stops.
+        EngineSilentError: it is overloaded, or starts or stops.
     """
     limit = MAX_ANSWER_BYTES
     status, body = await client.get(endpoint, path, TIMEOUT_SECONDS, limit + 1)

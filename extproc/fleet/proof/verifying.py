@@ -22,7 +22,7 @@ from extproc.fleet.records.shared import SharedByFleet
 from extproc.fleet.records.worker import Worker
 from extproc.proof.golden import (
     MAX_ANSWER_BYTES,
-    Golden,
+    GoldenRequest,
     NoTokenizeError,
     TokenizerSilentError,
     comparison,
@@ -33,9 +33,9 @@ from extproc.proof.golden import (
 )
 from extproc.proof.golden_forms import (
     FormEncoder,
+    OwnAnswer,
     OwnPrompt,
     Post,
-    Told,
     ids_there,
     is_answered,
     own_prompts,
@@ -114,7 +114,7 @@ class Verifying:
         self._proofs = proofs
         self._chance = shared.chance
         self._monotonic = shared.monotonic
-        self._own_tokens: dict[str, tuple[float, Sequence[Golden], list[Tokens | str]]] = {}
+        self._own_tokens: dict[str, tuple[float, Sequence[GoldenRequest], list[Tokens | str]]] = {}
         self._logged: dict[str, set[tuple[object, ...]]] = {}
         self.question = Question("tokens", asyncio.Semaphore(AT_ONCE), times.tokens_again_seconds)
 
@@ -240,7 +240,7 @@ class Verifying:
         async def post(path: str, body: bytes) -> tuple[int, bytes]:
             return await self._post(client, worker.endpoint, body, path)
 
-        told: Sequence[Told] = []
+        told: Sequence[OwnAnswer] = []
         for own in here:
             try:
                 told = [*told, (own, await ids_there(post, own.question, model))]
@@ -295,7 +295,7 @@ class Verifying:
                 await asyncio.sleep(0)
 
     async def _ours_of(
-        self, model: str, encoder: FormEncoder, golden: Sequence[Golden]
+        self, model: str, encoder: FormEncoder, golden: Sequence[GoldenRequest]
     ) -> list[Tokens | str]:
         now = self._monotonic()
         at, asked, known = self._own_tokens.get(model, (now, (), []))
@@ -427,7 +427,7 @@ class OfModel:
 
 
 def _without_own(
-    dialect: Dialect | None, golden: Sequence[Golden], here: list[Tokens | str]
+    dialect: Dialect | None, golden: Sequence[GoldenRequest], here: list[Tokens | str]
 ) -> list[Tokens | str]:
     """Returns the tokens of golden requests, without those that SGLang reads in its own way."""
     if dialect is None or dialect.sglang is None:

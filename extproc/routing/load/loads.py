@@ -21,7 +21,7 @@ from extproc._core import LoadColumns, load_of
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.candidates.pins import PinnedRank
 from extproc.routing.load.endpoint_load import EndpointLoad, LevelLoad, LoadSample, Ticket
-from extproc.routing.load.reports import GaugesOf, Place, Told, WorkerNews
+from extproc.routing.load.reports import GaugesOf, Place, Told, WorkerLoadReport
 from extproc.routing.load.speed import LEAST_SECONDS, Common
 from extproc.routing.load.transfers import FleetTransfers, Transfers
 from kvstate.overlap import Prompt
@@ -328,7 +328,7 @@ class Loads:
     def record_reports(
         self,
         router: str,
-        told: Sequence[WorkerNews],
+        told: Sequence[WorkerLoadReport],
         places: Mapping[int, Place],
         now: float,
         *,

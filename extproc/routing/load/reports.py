@@ -45,7 +45,7 @@ class GaugesOf(Protocol):
         """Tokens sent lately."""
 
 
-class WorkerNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class WorkerLoadReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A worker, and the load that the sender's own requests put on it; see `Gauges`."""
 
     worker: _Number

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from random import Random
 
 from extproc.admin.application import admin_application, listen
-from extproc.admin.observed import Observed
+from extproc.admin.observations import Observations
 from extproc.admin.routes import (
     USUAL,
-    Shared,
+    SharingStatus,
     StreamLimits,
     discovery_routes,
     fault_routes,
@@ -50,7 +50,7 @@ class Served:
     url: str
     router: HangingRouter
     workers: Workers
-    observed: Observed
+    observations: Observations
 
     async def route(self, tokens: int, model: str = "m") -> None:
         """Routes one request of this many tokens."""
@@ -63,7 +63,7 @@ async def serving(
     config: str = CONFIG,
     max_body_bytes: int = 1000,
     sources: Sequence[Source] = (),
-    sharing: Shared | None = None,
+    sharing: SharingStatus | None = None,
     *,
     steers_all: bool = False,
     streams: StreamLimits = USUAL,
@@ -77,15 +77,15 @@ async def serving(
     fleet = FollowedWorkers(12345678, lambda: 0.0)
     workers = Workers(parsed, fleet, lambda _: [], discovery.fault)
     await workers.start()
-    observed = Observed(lambda: 5.0, kept_at_once=1_000_000)
+    observations = Observations(lambda: 5.0, kept_at_once=1_000_000)
     router = HangingRouter(
-        parsed, workers, {}, Metrics(workers.states), Random(0), observer=observed
+        parsed, workers, {}, Metrics(workers.states), Random(0), observer=observations
     )
     place = Address("127.0.0.1", free_port())
     application = admin_application(
         router,
         workers,
-        observed,
+        observations,
         max_body_bytes,
         ("127.0.0.1",),
         parsed.policy.header,
@@ -104,9 +104,9 @@ async def serving(
     await discovery.start(workers.replace)
     runner = await listen(application, place, "admin")
     try:
-        yield Served(f"http://{place}", router, workers, observed)
+        yield Served(f"http://{place}", router, workers, observations)
     finally:
-        observed.is_closed = True
+        observations.is_closed = True
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)
         await runner.cleanup()

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 
 from extproc.admin import documents
-from extproc.admin.application import AT_ONCE, Fill, Sampling, listen, metrics_application
-from extproc.admin.observed import Observed
+from extproc.admin.application import AT_ONCE, Fill, FleetSampler, listen, metrics_application
+from extproc.admin.observations import Observations
 from extproc.admin.routes import documentation_in
 from extproc.base.address import Address
 from extproc.base.errors import StartError
@@ -244,24 +244,24 @@ def fills(count: int) -> Iterator[Fill]:
 
 
 async def test_sampling_fills_the_history_until_it_is_closed() -> None:
-    observed, sampled = Observed(lambda: 0.0), asyncio.Semaphore(0)
+    observations, sampled = Observations(lambda: 0.0), asyncio.Semaphore(0)
 
     def clock() -> float:
         sampled.release()
         return 5.0
 
-    sampling = Sampling(observed, lambda: fills(AT_ONCE + 1), clock, step_seconds=0.001)
+    sampling = FleetSampler(observations, lambda: fills(AT_ONCE + 1), clock, step_seconds=0.001)
     sampling.start()
     async with asyncio.timeout(60):
         for _ in range(3):
             await sampled.acquire()
     await sampling.close()
-    assert len(observed.history.names()) == AT_ONCE + 1
-    assert observed.is_closed
+    assert len(observations.history.names()) == AT_ONCE + 1
+    assert observations.is_closed
 
 
 async def test_sampling_continues_after_a_failed_sample(caplog: pytest.LogCaptureFixture) -> None:
-    observed, again = Observed(lambda: 0.0), asyncio.Event()
+    observations, again = Observations(lambda: 0.0), asyncio.Event()
 
     def found() -> Iterator[Fill]:
         if "could not be sampled" not in caplog.text:
@@ -269,7 +269,7 @@ async def test_sampling_continues_after_a_failed_sample(caplog: pytest.LogCaptur
         again.set()
         return fills(1)
 
-    sampling = Sampling(observed, found, lambda: 5.0, step_seconds=0.001)
+    sampling = FleetSampler(observations, found, lambda: 5.0, step_seconds=0.001)
     sampling.start()
     async with asyncio.timeout(60):
         await again.wait()
@@ -277,7 +277,7 @@ async def test_sampling_continues_after_a_failed_sample(caplog: pytest.LogCaptur
 
 
 async def test_sampling_that_never_started_can_be_closed() -> None:
-    await Sampling(Observed(lambda: 0.0), lambda: fills(0), lambda: 0.0).close()
+    await FleetSampler(Observations(lambda: 0.0), lambda: fills(0), lambda: 0.0).close()
 
 
 async def test_start_error_names_a_taken_port_in_one_line(served: Served) -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.admin.hosts import Hosts
+from extproc.admin.hosts import AllowedHosts
 from tests.extproc.admin.serving import Served
 
 ADDRESSES = st.ip_addresses().map(str)
@@ -23,30 +23,30 @@ def authority(host: str, port: int | None) -> str:
 def test_hosts_serve_the_address_of_the_connection_with_any_port(
     own: str, port: int | None
 ) -> None:
-    assert Hosts([ANY]).serves(authority(own, port), own)
-    assert Hosts(["::"]).serves(authority(own.upper(), port), f"{own}%eth0")
+    assert AllowedHosts([ANY]).serves(authority(own, port), own)
+    assert AllowedHosts(["::"]).serves(authority(own.upper(), port), f"{own}%eth0")
 
 
 @given(st.ip_addresses(v=4), PORTS)
 def test_hosts_serve_an_ipv4_address_on_an_ipv6_socket(own: IPv4Address, port: int | None) -> None:
-    assert Hosts(["::"]).serves(authority(str(own), port), f"::ffff:{own}")
+    assert AllowedHosts(["::"]).serves(authority(str(own), port), f"::ffff:{own}")
 
 
 @given(NAMES, PORTS, ADDRESSES)
 def test_hosts_refuse_a_name_rebound_to_the_address(name: str, port: int | None, own: str) -> None:
-    assert not Hosts([ANY]).serves(authority(name, port), own)
+    assert not AllowedHosts([ANY]).serves(authority(name, port), own)
     rebound = f"{own.replace(':', '-')}.{name}"
-    assert not Hosts([ANY, "10.0.0.5"]).serves(authority(rebound, port), own)
-    assert not Hosts([ANY]).serves(f"localhost.{name}", own)
-    assert not Hosts([ANY]).serves(f"{own}@{name}", own)
-    assert not Hosts([ANY]).serves(f"{name}#@127.0.0.1", own)
+    assert not AllowedHosts([ANY, "10.0.0.5"]).serves(authority(rebound, port), own)
+    assert not AllowedHosts([ANY]).serves(f"localhost.{name}", own)
+    assert not AllowedHosts([ANY]).serves(f"{own}@{name}", own)
+    assert not AllowedHosts([ANY]).serves(f"{name}#@127.0.0.1", own)
 
 
 @given(NAMES, NAMES, PORTS)
 def test_hosts_serve_a_configured_name_in_any_case_only(
     name: str, other: str, port: int | None
 ) -> None:
-    hosts = Hosts([name])
+    hosts = AllowedHosts([name])
     assert hosts.serves(authority(name.upper(), port), "10.0.0.5")
     assert hosts.serves(f"{name}.", "10.0.0.5")
     assert hosts.serves(authority(other, port), None) == (other == name)
@@ -54,14 +54,14 @@ def test_hosts_serve_a_configured_name_in_any_case_only(
 
 @given(st.ip_addresses(v=4), st.ip_addresses(v=6))
 def test_hosts_refuse_another_address(own: IPv4Address, other: IPv6Address) -> None:
-    assert Hosts([]).serves(f"[{other}]", str(own)) == (
+    assert AllowedHosts([]).serves(f"[{other}]", str(own)) == (
         other.is_loopback or other.ipv4_mapped == own
     )
 
 
 @pytest.mark.parametrize("host", ["", "[::1", "a b", "127.0.0.1:x", "localhost:99999", "@"])
 def test_hosts_refuse_a_malformed_host(host: str) -> None:
-    assert not Hosts([ANY]).serves(host, "10.0.0.5")
+    assert not AllowedHosts([ANY]).serves(host, "10.0.0.5")
 
 
 async def test_refusal_of_a_host_names_the_key_to_set(

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.admin.prefixes import LEADING_TOKENS, LEAST_TOKENS, Prompts, prefixes, spread
+from extproc.admin.prefixes import LEADING_TOKENS, LEAST_TOKENS, RecentPrompts, prefixes, spread
 from kvstate.overlap import Overlap, Prompt
 from tests.extproc.admin.decisions import prompt
 
@@ -78,21 +78,21 @@ def counted(asked: list[list[int]]) -> set[tuple[tuple[int, ...], int]]:
 
 
 def test_prompts_evict_the_oldest() -> None:
-    kept = Prompts(prompts=2)
+    kept = RecentPrompts(prompts=2)
     for at in range(4):
         kept.add(prompt([at]))
     assert [one.tokens[0] for one in kept.all()] == [2, 3]
 
 
 def test_prompts_evict_more_for_a_long_prompt() -> None:
-    kept = Prompts(tokens=50)
+    kept = RecentPrompts(tokens=50)
     for length in (30, 15, 20):
         kept.add(prompt(range(length)))
     assert [len(one.tokens) for one in kept.all()] == [15, 20]
 
 
 def test_prompts_keep_only_the_beginning_of_a_long_prompt() -> None:
-    kept = Prompts()
+    kept = RecentPrompts()
     kept.add(prompt(range(LEADING_TOKENS + 5)))
     assert len(kept.all()[0].tokens) == LEADING_TOKENS
 

@@ -1,6 +1,6 @@
 from msgspec.structs import replace
 
-from extproc.admin.recent import Recent, RecentDecision, summary, with_ids
+from extproc.admin.recent import RecentDecision, RecentDecisions, summary, with_ids
 from extproc.requests.request import Head
 from extproc.routing.decision import Split
 from kvstate.overlap import Overlap
@@ -9,12 +9,12 @@ from tests.extproc.admin.decisions import decided
 OVERLAP = Overlap(16, (1, 0, 0, 0), 0)
 
 
-def numbers(recent: Recent, since: int, limit: int = 100) -> list[int]:
+def numbers(recent: RecentDecisions, since: int, limit: int = 100) -> list[int]:
     return [kept.number for kept in recent.newest_after(since, limit)]
 
 
 def test_served_is_noted_while_the_decision_is_kept() -> None:
-    recent, first, second = Recent(decisions=1), decided(), decided()
+    recent, first, second = RecentDecisions(decisions=1), decided(), decided()
     recent.add(first, 0.0)
     recent.note_server(first, "b:1")
     found = recent.find(1)
@@ -26,7 +26,7 @@ def test_served_is_noted_while_the_decision_is_kept() -> None:
 
 
 def test_recent_numbers_and_finds_decisions() -> None:
-    recent, decision = Recent(), decided()
+    recent, decision = RecentDecisions(), decided()
     recent.add(decision, 7.0)
     found = recent.find(1)
     assert found is not None
@@ -34,40 +34,40 @@ def test_recent_numbers_and_finds_decisions() -> None:
 
 
 def test_recent_evicts_the_oldest() -> None:
-    recent = Recent(decisions=2)
+    recent = RecentDecisions(decisions=2)
     for at in range(5):
         recent.add(decided(), at)
     assert (numbers(recent, 0), recent.find(3), recent.last) == ([4, 5], None, 5)
 
 
 def test_recent_counts_candidates_against_its_bound() -> None:
-    recent = Recent(candidates=5)
+    recent = RecentDecisions(candidates=5)
     for at in range(5):
         recent.add(decided(), at)
     assert numbers(recent, 0) == [4, 5]
 
 
 def test_recent_keeps_the_newest_whatever_its_size() -> None:
-    recent = Recent(candidates=1)
+    recent = RecentDecisions(candidates=1)
     recent.add(decided(), 0.0)
     assert numbers(recent, 0) == [1]
 
 
 def test_newest_after_returns_newer_decisions_up_to_the_limit() -> None:
-    recent = Recent()
+    recent = RecentDecisions()
     for at in range(5):
         recent.add(decided(), at)
     assert (numbers(recent, 3), numbers(recent, 5), numbers(recent, 0, 2)) == ([4, 5], [], [4, 5])
 
 
 def test_newest_after_begins_anew_for_a_number_of_an_earlier_router() -> None:
-    recent = Recent()
+    recent = RecentDecisions()
     recent.add(decided(), 0.0)
     assert numbers(recent, 900) == [1]
 
 
 def test_find_is_none_for_an_unknown_number() -> None:
-    recent = Recent()
+    recent = RecentDecisions()
     assert recent.find(1) is None
     recent.add(decided(), 0.0)
     assert (recent.find(0), recent.find(2)) == (None, None)

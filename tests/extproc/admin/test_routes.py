@@ -233,7 +233,7 @@ async def test_decision_stream_ends_with_the_router(
     served: Served, client: aiohttp.ClientSession
 ) -> None:
     async with client.get(f"{served.url}/decisions", headers=STREAM) as response:
-        served.observed.is_closed = True
+        served.observations.is_closed = True
         async with asyncio.timeout(60):
             assert b"data:" not in await response.read()
 
@@ -250,7 +250,7 @@ async def test_decision_stream_that_is_not_read_is_dropped() -> None:
         async with asyncio.timeout(100):
             while await is_full(served, client):
                 for _ in range(50):  # added directly: not all requests are kept
-                    served.observed.recent.add(decided(), 5.0)
+                    served.observations.recent.add(decided(), 5.0)
         writer.close()
 
 
@@ -274,7 +274,7 @@ async def test_prefixes_of_the_last_prompts_are_listed(
 async def test_history_covers_all_or_the_named_workers(
     served: Served, client: aiohttp.ClientSession
 ) -> None:
-    served.observed.sample(5.0, {"a": (1, 2), "b": (0, 3)})
+    served.observations.sample(5.0, {"a": (1, 2), "b": (0, 3)})
     async with client.get(f"{served.url}/history") as response:
         told = await response.json()
     assert told["step_seconds"] == 5.0

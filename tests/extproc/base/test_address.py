@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 from extproc.base.address import (
     PORT_STEP,
     Address,
-    Meeting,
+    Rendezvous,
     nth,
     parse,
     parse_http,
-    parse_meeting,
+    parse_rendezvous,
     parse_tcp,
     same_place,
     with_host,
@@ -95,19 +95,19 @@ def test_nth_gives_each_process_an_address_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "meeting"),
+    ("text", "rendezvous"),
     [
-        ("valkey://engine", Meeting(Address("engine", 6379))),
-        ("redis://10.0.0.1:7000/0", Meeting(Address("10.0.0.1", 7000))),
-        ("rediss://[::1]:7000", Meeting(Address("::1", 7000), is_tls=True)),
-        ("valkeys://[::1]", Meeting(Address("::1", 6379), is_tls=True)),
-        ("unix:///run/engine.sock", Meeting(socket="/run/engine.sock")),
-        ("directory:/run/kvsteer", Meeting(directory="/run/kvsteer")),
+        ("valkey://engine", Rendezvous(Address("engine", 6379))),
+        ("redis://10.0.0.1:7000/0", Rendezvous(Address("10.0.0.1", 7000))),
+        ("rediss://[::1]:7000", Rendezvous(Address("::1", 7000), is_tls=True)),
+        ("valkeys://[::1]", Rendezvous(Address("::1", 6379), is_tls=True)),
+        ("unix:///run/engine.sock", Rendezvous(socket="/run/engine.sock")),
+        ("directory:/run/kvsteer", Rendezvous(directory="/run/kvsteer")),
     ],
 )
-def test_parse_meeting_reads_every_kind_of_url(text: str, meeting: Meeting) -> None:
-    assert parse_meeting(text) == meeting
-    assert str(meeting) in str(meeting.engine or text)
+def test_parse_meeting_reads_every_kind_of_url(text: str, rendezvous: Rendezvous) -> None:
+    assert parse_rendezvous(text) == rendezvous
+    assert str(rendezvous) in str(rendezvous.engine or text)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_parse_meeting_reads_every_kind_of_url(text: str, meeting: Meeting) -> N
 )
 def test_parse_meeting_refuses_other_urls(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        parse_meeting(text)
+        parse_rendezvous(text)
 
 
 @given(st.sets(st.integers(1024, 60_000), max_size=4), st.integers(1, 64))

@@ -68,7 +68,7 @@ def test_json_line_of_an_exception_names_its_place(capsys: pytest.CaptureFixture
 
 
 def test_less_often_drops_and_counts_frequent_lines_about_a_feed() -> None:
-    less_often, written = logs.LessOften(), list[str]()
+    less_often, written = logs.RateLimitFilter(), list[str]()
 
     def log(name: str, worker: str, at_seconds: float) -> None:
         line = logging.LogRecord(name, logging.INFO, "", 0, "feed of %s", (worker,), None)
@@ -91,7 +91,7 @@ def test_less_often_drops_and_counts_frequent_lines_about_a_feed() -> None:
 
 @pytest.mark.parametrize("name", ["kvsteer.extproc", "kvsteer.admin", "kvsteer.bridge"])
 def test_less_often_drops_lines_that_a_client_causes(name: str) -> None:
-    less_often, written = logs.LessOften(), 0
+    less_often, written = logs.RateLimitFilter(), 0
     for number in range(600):
         what = (f"rule {number}",)
         record = logging.LogRecord(name, logging.WARNING, "", 0, "ended: %s", what, None)
@@ -107,7 +107,7 @@ def test_every_logger_is_limited_or_out_of_reach() -> None:
 
 
 def test_less_often_drops_lines_about_routers_under_any_name() -> None:
-    less_often, written = logs.LessOften(), 0
+    less_often, written = logs.RateLimitFilter(), 0
     for number in range(2 * 600):
         said = ("router %s joined", "router %s is silent and no longer counted")[number % 2]
         name = (f"liar-{number}",)
@@ -118,7 +118,7 @@ def test_less_often_drops_lines_about_routers_under_any_name() -> None:
 
 
 def test_less_often_remembers_a_bounded_number_of_kinds() -> None:
-    less_often = logs.LessOften(max_kinds=3)
+    less_often = logs.RateLimitFilter(max_kinds=3)
     for number in range(9):
         line = logging.LogRecord("kvsteer.feed", logging.INFO, "", 0, f"line {number}", None, None)
         assert less_often.filter(line)
@@ -153,3 +153,21 @@ def test_json_line_of_a_decision_has_it_as_fields(capsys: pytest.CaptureFixture[
     line = json.loads(capsys.readouterr().err)
     assert (line["message"], line["decision"]) == ("decision", {"pick": ["w"]})
     assert line["request_id"] == "r-1"
+
+
+def test_error_in_what_never_fails_the_request_is_logged_without_its_text(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    text = " ".join(["a", "prompt"])
+    with logs.NeverFailsTheRequest(logging.getLogger("watching"), "watching failed: %s"):
+        raise ValueError(text)
+    assert caplog.messages[0].startswith("watching failed: ValueError\n")
+    assert "a prompt" not in caplog.text
+
+
+def test_what_never_fails_the_request_may_succeed_and_can_be_cancelled() -> None:
+    guard = logs.NeverFailsTheRequest(logging.getLogger("kvsteer.decision"), "failed: %s")
+    with guard:
+        pass
+    with pytest.raises(KeyboardInterrupt), guard:
+        raise KeyboardInterrupt

@@ -2,14 +2,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.base.trace_context import Parent, parse, trace_id_of
+from extproc.base.trace_context import ParentSpan, parse, trace_id_of
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 @pytest.mark.parametrize(("flags", "is_sampled"), [("01", True), ("00", False), ("ff", True)])
 def test_parse_reads_span_and_sampled_flag(flags: str, is_sampled: bool) -> None:
-    assert parse(f"00-{TRACE}-{SPAN}-{flags}") == Parent(int(TRACE, 16), int(SPAN, 16), is_sampled)
+    assert parse(f"00-{TRACE}-{SPAN}-{flags}") == ParentSpan(
+        int(TRACE, 16), int(SPAN, 16), is_sampled
+    )
 
 
 def test_parse_accepts_a_longer_header_of_a_later_version() -> None:

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from extproc.commands.look import Look, Tone, cut
+from extproc.commands.layout import Layout, Tone, cut
 from extproc.commands.terminal import MAX_CANDIDATES, explained, plain, table
 
 
@@ -17,7 +17,7 @@ def test_table_is_as_wide_as_its_contents() -> None:
 
 
 def test_table_pads_a_toned_text_by_what_is_seen_of_it() -> None:
-    toned = Look(has_colours=True).tone("live", Tone.GOOD)
+    toned = Layout(has_colours=True).tone("live", Tone.GOOD)
     (_, row) = table(["FEED", "B"], [[toned, "1"]], "<>")
     assert row == f"{toned}  1"
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from extproc.base.errors import StartError
-from extproc.commands.look import Look, width
+from extproc.commands.layout import Layout, width
 from extproc.commands.top import HELP, LEAST, run, screen
 from tests.extproc.admin.serving import serving
 from tests.page.background import in_background
@@ -173,18 +173,18 @@ def test_screen_shows_the_hit_rate_of_each_worker_and_the_fleet() -> None:
 
 
 def test_screen_has_tones_and_bars_where_a_terminal_shows_them() -> None:
-    look = Look(has_colours=True, marks="#.")
+    layout = Layout(has_colours=True, marks="#.")
     history = {"fleet": None, "workers": {"a:1": {"prompt_tokens": [8], "predicted_tokens": [4]}}}
     fleet = [worker("a:1"), worker("b:1") | {"down": "gone"}]
     made = [decision(5, "a:1")]
-    lines = screen(fleet, made, WIDE, events_enabled=True, history=history, look=look)
+    lines = screen(fleet, made, WIDE, events_enabled=True, history=history, layout=layout)
     shown = "\n".join(lines)
     assert "\x1b[32mlive\x1b[0m" in shown
     assert "\x1b[31mlive\x1b[0m" in shown
     assert "50% ####...." in shown
     assert "40% ###....." in shown
     assert all(width(line) <= WIDE[0] for line in lines)
-    narrow = screen(fleet, made, (60, 24), events_enabled=True, history=history, look=look)
+    narrow = screen(fleet, made, (60, 24), events_enabled=True, history=history, layout=layout)
     assert "####" not in "\n".join(narrow)
 
 
@@ -364,8 +364,8 @@ def test_top_shows_unsteered_requests_and_served_endpoints() -> None:
         served.do(served.it.route(30))
         served.it.router.steering.change(0)
         served.do(served.it.route(40))
-        kept = served.it.observed.recent.newest_after(0)
-        served.it.observed.note_server(kept[-1].decision, "127.0.0.1:1")
+        kept = served.it.observations.recent.newest_after(0)
+        served.it.observations.note_server(kept[-1].decision, "127.0.0.1:1")
         assert run(served.it.url, once=True, out=shown) == 0
     lines = shown.getvalue().splitlines()
     assert lines[1] == "STEERS 0 % of the requests; the proxy chooses for the others"

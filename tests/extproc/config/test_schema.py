@@ -2,14 +2,14 @@ from dataclasses import dataclass, fields
 
 from extproc.base.engine import Engine, Release
 from extproc.config.schema import Config, Model, WorkerEngine, WorkerSettings
-from extproc.config.sections import MAX_BYTES, MAX_MS, MAX_NUMBER, key, most
+from extproc.config.sections import MAX_BYTES, MAX_MS, MAX_NUMBER, largest_number, setting
 
 
 @dataclass(frozen=True)
 class Section:
-    needed: str = key("must be given")
-    size_bytes: int = key("a number", 3, minimum=1)
-    parts: list[int] = key("made anew", list)
+    needed: str = setting("must be given")
+    size_bytes: int = setting("a number", 3, minimum=1)
+    parts: list[int] = setting("made anew", list)
 
 
 def test_key_has_its_default_and_bounds() -> None:
@@ -20,9 +20,9 @@ def test_key_has_its_default_and_bounds() -> None:
 
 
 def test_number_bounds_fit_timers_and_memory() -> None:
-    assert most("ranks") == MAX_NUMBER
-    assert most("drain_ms") == MAX_MS
-    assert most("sent_bytes") == MAX_BYTES
+    assert largest_number("ranks") == MAX_NUMBER
+    assert largest_number("drain_ms") == MAX_MS
+    assert largest_number("sent_bytes") == MAX_BYTES
 
 
 def test_model_of_a_worker_is_its_own_or_the_first() -> None:

@@ -19,9 +19,9 @@ import aiohttp
 import pytest
 from prometheus_client import generate_latest
 
-from extproc.admin.observed import Observed
-from extproc.admin.prefixes import Prompts
-from extproc.admin.recent import Recent
+from extproc.admin.observations import Observations
+from extproc.admin.prefixes import RecentPrompts
+from extproc.admin.recent import RecentDecisions
 from extproc.base.errors import RequestError
 from extproc.config import schema
 from extproc.config.reader import parse
@@ -126,11 +126,11 @@ class System:
         )
         self.metrics = Metrics(self.workers.states, lambda: 0.0)  # else a report gains a minute
         self.remote = remote_tokenizers(self.config, self.workers, self.metrics)
-        self.observed = Observed(time.time, kept_at_once=1_000_000)
+        self.observations = Observations(time.time, kept_at_once=1_000_000)
         rng = Random(0)
         tokenizers = dict(self.remote)
         self.router = Router(
-            self.config, self.workers, tokenizers, self.metrics, rng, observer=self.observed
+            self.config, self.workers, tokenizers, self.metrics, rng, observer=self.observations
         )
         self.numbers = itertools.count()
         self.running: list[Ticket] = []
@@ -178,7 +178,7 @@ class System:
             failures.add(time.monotonic(), random.random)
         with contextlib.suppress(RequestError):  # no worker answers
             await self.remote["a"].encode(Text(names[0]), None)
-        self.observed.sample(time.time(), dict.fromkeys(names, (1, 1)))
+        self.observations.sample(time.time(), dict.fromkeys(names, (1, 1)))
         text = generate_latest(self.metrics).decode()
         assert all(f'"{name}"' in text for name in names)
         assert len(self.workers.upstreams.ejections(time.monotonic())) == AT_ONCE
@@ -229,11 +229,11 @@ class System:
             lambda: not (self.fleet._ranks.workers() or self.fleet.subscriptions._releasing)
         )
         assert self.workers.candidates.overlaps(Prompt("a", IDS)) == {}
-        self.observed.sample(time.time(), {})
+        self.observations.sample(time.time(), {})
 
     async def forget(self) -> None:
         """Drops the last decisions and cancelled timers: bounded, but not always as many."""
-        self.observed.recent, self.observed.prompts = Recent(), Prompts()
+        self.observations.recent, self.observations.prompts = RecentDecisions(), RecentPrompts()
         loop = asyncio.get_running_loop()
         for _ in range(MANY_TIMERS):
             loop.call_later(3_600.0, _objects).cancel()
@@ -241,7 +241,7 @@ class System:
 
     def lengths(self) -> Counter[str]:
         """The lengths of all containers that can be reached from any part."""
-        parts = (self.workers, self.metrics, self.router, self.observed, self.discovery)
+        parts = (self.workers, self.metrics, self.router, self.observations, self.discovery)
         found = lengths(parts=parts, remote=self.remote, fleet=self.fleet)
         assert found["Table.by_name"] == len(self.workers.records)  # it reaches into the parts
         return Counter({name: n for name, n in found.items() if not name.startswith(BOUNDED)})

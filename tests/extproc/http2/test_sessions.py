@@ -16,7 +16,7 @@ from extproc.http2.call_events import FAILED, MESSAGE
 from extproc.http2.leftovers import FAULTY, KEPT_BACK, MORE, OVER
 from extproc.http2.limits import Limits
 from extproc.http2.messages import LONG_BYTES, LongMessage
-from extproc.http2.reading import Reading
+from extproc.http2.method_decoder import MethodDecoder
 from extproc.http2.session import Sessions
 from extproc.serving.proxy_decoder import ProxyDecoder
 from tests.extproc.http2.pair import KINDS, Pair
@@ -638,6 +638,6 @@ def test_heads_of_one_read_keep_their_own_texts(heads: Sequence[Heads]) -> None:
 
 
 def test_session_wants_a_compiled_decoder() -> None:
-    wrong = Reading(b"/", cast("Decoder", "none"))
+    wrong = MethodDecoder(b"/", cast("Decoder", "none"))
     with pytest.raises(TypeError, match="compiled decoder"):
         Sessions(Limits(), 1, 1, wrong).open()

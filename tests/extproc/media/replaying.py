@@ -49,8 +49,8 @@ class Replayed(NamedTuple):
 class Replay:
     """A router's knowledge of one engine.
 
-    reads_usage: whether it reads what the engine reports. spoken: the engine's dialect. monotonic:
-    returns seconds.
+    reads_usage: whether it reads what the engine reports. dialects: the engine's dialect.
+    monotonic: returns seconds.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class Replay:
         directory: Path,
         *,
         reads_usage: bool = False,
-        spoken: ModelDialects | None = None,
+        dialects: ModelDialects | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        dialects = spoken or ModelDialects(NEWEST)
+        dialects = dialects or ModelDialects(NEWEST)
         tokenizer = Tokenizer.load(Model(MODEL, tokenizer=str(directory)))
         assert tokenizer is not None
         self.index = Index(SECRET)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.media.identities import MAX_RUNS, MAX_TOKENS, Identity
-from extproc.media.item_news import ItemNews
+from extproc.media.item_report import ItemReport
 from extproc.media.knowledge import MediaKnowledge
 from extproc.media.memory import ITEMS_AT_ONCE, MediaMemory
 from kvstate.overlap import FIRST_WIDE_TOKEN
@@ -79,6 +79,6 @@ def test_damaged_piece_is_refused_or_adds_sound_items(content: bytes) -> None:
 def test_item_that_no_engine_has_is_refused() -> None:
     (piece,) = MediaMemory(MediaKnowledge(b"k")).saved()
     tag, _ = msgspec.msgpack.decode(piece)
-    long = ItemNews(key(1), "CAT", ((90, MAX_TOKENS), (91, 1)))
+    long = ItemReport(key(1), "CAT", ((90, MAX_TOKENS), (91, 1)))
     with pytest.raises(ValueError, match="no engine"):
         MediaMemory(MediaKnowledge(b"k")).restore(msgspec.msgpack.encode([tag, [long]]))

@@ -2,8 +2,8 @@ from array import array
 
 from extproc.media.identities import Identity
 from extproc.media.knowledge import MediaKnowledge
-from extproc.media.prompts import MAX_PROMPT_TOKENS, Filled, filled
-from extproc.tokenizing.holes import Parts
+from extproc.media.prompts import MAX_PROMPT_TOKENS, FilledPrompt, filled
+from extproc.tokenizing.media_parts import MediaParts
 from kvstate.media import FIRST_PAD, MediaFold
 from tests.extproc.media.stores import PAD, START, WRITTEN, Shot, prompt
 
@@ -13,7 +13,7 @@ KNOWN = Identity("CAT", ((START, 1), (PAD, 2), (92, 1)), lead=1)
 FOLD = MediaFold(5)
 
 
-def of(*pieces: object, known: Identity | None = KNOWN) -> Filled:
+def of(*pieces: object, known: Identity | None = KNOWN) -> FilledPrompt:
     sent = prompt(*pieces)  # type: ignore[arg-type]
     return filled(sent, {b"cat": known, b"url": known}.get, FOLD)
 
@@ -57,7 +57,7 @@ def test_filled_prompt_is_bounded() -> None:
 
 def test_knowledge_keys_items_by_model_adapter_and_arguments() -> None:
     knowledge = MediaKnowledge(b"key")
-    parts = Parts((array("I", HEAD), array("I", ASK)), (WRITTEN,))
+    parts = MediaParts((array("I", HEAD), array("I", ASK)), (WRITTEN,))
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     media = [("image", part)]
     made = [

@@ -7,7 +7,7 @@ import pytest
 from extproc.base.engine import SGLANG, Engine, PromptArguments, Release
 from extproc.media.learning import GRACE_SECONDS
 from extproc.media.memory import MediaMemory
-from extproc.requests.dialect import spoken_by
+from extproc.requests.dialect import model_dialects
 from tests.extproc.media.replaying import HERE, Replay, Replayed, requests_in
 
 MODELS = ("llava", "qwen2vl")
@@ -60,8 +60,8 @@ def test_predictions_equal_what_sglang_had_cached() -> None:
     Only what the first request with two images finds is uncertain.
     """
     engine, seconds = Engine(SGLANG, Release(0, 5, 23)), count(0.0, 2 * GRACE_SECONDS)
-    spoken = spoken_by({"w": engine}, (), {"w": PromptArguments()})
-    replay = Replay(HERE / "qwen2vl", spoken=spoken, monotonic=lambda: next(seconds))
+    dialects = model_dialects({"w": engine}, (), {"w": PromptArguments()})
+    replay = Replay(HERE / "qwen2vl", dialects=dialects, monotonic=lambda: next(seconds))
     taken = map(replay.take, requests_in(HERE / "sglang_0.5.23_qwen2vl.jsonl.gz"))
     found = [one for one in taken if one is not None]
     assert len(found) == 110

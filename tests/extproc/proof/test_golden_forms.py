@@ -14,8 +14,8 @@ from extproc.config.schema import Model
 from extproc.proof.golden_forms import (
     QUESTIONS,
     FormQuestion,
+    OwnAnswer,
     OwnPrompt,
-    Told,
     ids_there,
     is_answered,
     own_prompts,
@@ -188,7 +188,7 @@ def test_worker_shows_by_which_library_its_tools_are_printed(tmp_path: Path, at:
     spoken = [VLLM_0_24, *rivals_of(VLLM_0_24)][at]
     answers = {own.question.name: own.tokens for own in own_prompts(encoder, spoken, 0)}
     asked = own_prompts(encoder, VLLM_0_24, 0)
-    told: Sequence[Told] = [(own, answers[own.question.name]) for own in asked]
+    told: Sequence[OwnAnswer] = [(own, answers[own.question.name]) for own in asked]
     found = rival_shown(encoder, VLLM_0_24, told)
     assert (found is None) == (at == 0)
     if found is not None:

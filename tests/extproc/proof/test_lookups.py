@@ -14,8 +14,8 @@ from extproc.proof.lookups import (
     PAUSE_SECONDS,
     Lookups,
     SentRequest,
+    has_published,
     is_stored,
-    is_told,
     may_show,
 )
 from extproc.requests.prompt import TEXT
@@ -72,19 +72,19 @@ def test_requests_that_wait_have_different_slots() -> None:
 
 
 def answered(tokens: int = 65, held: int = 0) -> SentRequest:
-    return SentRequest(prompt(tokens), TEXT, held, 5, 0.0, told=3, is_answered=True)
+    return SentRequest(prompt(tokens), TEXT, held, 5, 0.0, live_batches=3, is_answered=True)
 
 
 def test_feed_told_of_a_prompt_if_anything_came_that_can_be_used() -> None:
-    assert is_told(answered(), 4, SIZE, is_read=True) is True
-    assert is_told(answered(), 4, SIZE, is_read=False) is False
-    assert is_told(answered(), 3, SIZE, is_read=True) is False
+    assert has_published(answered(), 4, SIZE, is_read=True) is True
+    assert has_published(answered(), 4, SIZE, is_read=False) is False
+    assert has_published(answered(), 3, SIZE, is_read=True) is False
 
 
 def test_feed_need_not_tell_of_prompts_without_an_answer_or_a_new_block() -> None:
-    assert is_told(sent(), 0, SIZE, is_read=False) is None
-    assert is_told(answered(SIZE), 3, SIZE, is_read=True) is None
-    assert is_told(answered(held=64), 3, SIZE, is_read=True) is None
+    assert has_published(sent(), 0, SIZE, is_read=False) is None
+    assert has_published(answered(SIZE), 3, SIZE, is_read=True) is None
+    assert has_published(answered(held=64), 3, SIZE, is_read=True) is None
 
 
 def test_prompt_may_show_tokens_unless_it_is_cached_short_or_long() -> None:

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from extproc.proof.recurring import CAUSES, EXPLAINED, RECENT_SECONDS, RIGHT, Recurring
+from extproc.proof.recurring import CAUSES, EXPLAINED, RECENT_SECONDS, RIGHT, RecurringCause
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
 SWAPPED, IGNORED = "feed_of_another", "rank_ignored"
 
 
-def after(*causes: str, apart: float = 1.0) -> Recurring:
+def after(*causes: str, apart: float = 1.0) -> RecurringCause:
     """What is known after predictions that came out so, this many seconds apart."""
-    recurring = Recurring()
+    recurring = RecurringCause()
     for number, cause in enumerate(causes):
         recurring.note(cause, number * apart)
     return recurring

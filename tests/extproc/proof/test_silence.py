@@ -9,7 +9,7 @@ import pytest
 
 from extproc.proof.lookups import SILENCE_SECONDS
 from extproc.proof.recurring import EXPLAINED
-from extproc.proof.state import PROMPTS_UNTOLD
+from extproc.proof.state import SILENT_PROMPTS
 from extproc.requests.request import Head, RoutingRequest
 from extproc.routing.health.evidence import Judge
 from kvstate.feeds.feed import FeedState
@@ -68,7 +68,7 @@ def codes(one: Checked) -> list[str]:
 
 async def test_feed_that_tells_nothing_of_answered_prompts_is_silent(run: Run) -> None:
     async with muted(run) as one:
-        await serve_many(one, PROMPTS_UNTOLD - 1)
+        await serve_many(one, SILENT_PROMPTS - 1)
         assert (shown(one)["state"], codes(one)) == ("live", [])
         await serve(one, text(99))
         status = shown(one)
@@ -81,7 +81,7 @@ async def test_feed_that_tells_nothing_of_answered_prompts_is_silent(run: Run) -
 
 async def test_what_was_sent_to_a_silent_worker_counts(run: Run) -> None:
     async with muted(run) as one:
-        await serve_many(one, PROMPTS_UNTOLD)
+        await serve_many(one, SILENT_PROMPTS)
         await serve(one, text(99, 100))
         found = await one.explain(text(99, 100))
         assert (found["state"], found["overlap_tokens"]) == ("silent", 0)
@@ -96,14 +96,14 @@ async def test_certain_credit_of_a_silent_worker_ends(run: Run) -> None:
         await one.run(text(999))
         assert (await one.explain(text(999)))["overlap_tokens"] > 0
         mute(one)
-        await serve_many(one, PROMPTS_UNTOLD)
+        await serve_many(one, SILENT_PROMPTS)
         found = await one.explain(text(999))
         assert found["overlap_tokens"] == 0 < found["uncertain_tokens"]
 
 
 async def test_silence_ends_with_a_prompt_that_the_feed_tells_of(run: Run) -> None:
     async with muted(run) as one:
-        await serve_many(one, PROMPTS_UNTOLD)
+        await serve_many(one, SILENT_PROMPTS)
         assert shown(one)["state"] == "silent"
         mute(one, muted=False)
         ticket = await one.send(text(500))
@@ -121,14 +121,14 @@ async def test_requests_that_need_not_be_told_of_are_no_evidence(
     run: Run, status: int | None, words: int
 ) -> None:
     async with muted(run) as one:
-        await serve_many(one, 2 * PROMPTS_UNTOLD, status=status, words=words)
+        await serve_many(one, 2 * SILENT_PROMPTS, status=status, words=words)
         assert (shown(one)["state"], codes(one)) == ("live", [])
 
 
 async def test_cached_prompts_are_no_evidence(run: Run) -> None:
     async with run() as one:
         await one.run(text(1))
-        for _ in range(2 * PROMPTS_UNTOLD):
+        for _ in range(2 * SILENT_PROMPTS):
             await serve(one, text(1))
         assert shown(one)["state"] == "live"
 
@@ -137,7 +137,7 @@ async def test_worker_that_caches_no_prefixes_need_not_tell(run: Run) -> None:
     async with muted(run, prefix_caching=False) as one:
         worker = one.workers.records[one.worker.endpoint]
         await until(lambda: worker.engine_answer.caches is False)
-        await serve_many(one, 2 * PROMPTS_UNTOLD)
+        await serve_many(one, 2 * SILENT_PROMPTS)
         assert (shown(one)["state"], codes(one)) == ("live", [])
         (fault,) = one.workers.engines.identifying.faults()
         assert fault.code == "prefix-caching-off"
@@ -147,7 +147,7 @@ async def test_worker_that_is_down_need_not_tell(run: Run) -> None:
     async with muted(run) as one:
         upstream = one.workers.records[one.worker.endpoint].upstream
         assert upstream is not None
-        tickets = [await one.send(text(seed)) for seed in range(PROMPTS_UNTOLD)]
+        tickets = [await one.send(text(seed)) for seed in range(SILENT_PROMPTS)]
         one.workers.upstreams.eject(upstream, Judge.PROBE, "it does not answer", one.now)
         for ticket in tickets:
             one.router.note_answer(ticket, OK, one.worker.endpoint)
@@ -174,13 +174,13 @@ async def test_answers_are_asked_for_while_a_feed_is_suspected(run: Run) -> None
 async def test_feed_with_a_hole_is_silent_only_if_it_never_told_anything(run: Run) -> None:
     async with muted(run) as one:
         one.fleet.feeds.has_holes = True
-        await serve_many(one, PROMPTS_UNTOLD)
+        await serve_many(one, SILENT_PROMPTS)
         assert codes(one) == ["feed-silent"]
     async with run() as one:
         await one.run(text(999))
         one.fleet.feeds.has_holes = True
         mute(one)
-        await serve_many(one, PROMPTS_UNTOLD)
+        await serve_many(one, SILENT_PROMPTS)
         assert codes(one) == []
 
 
@@ -188,7 +188,7 @@ async def test_prompts_that_only_replays_bring_are_not_told_of(run: Run) -> None
     times = FeedTimes(0.25, 0.25)  # a check ends the one before, so it needs time for an answer
     async with run(times=times) as one:
         one.worker.faults.drop(1_000)
-        for seed in range(PROMPTS_UNTOLD):
+        for seed in range(SILENT_PROMPTS):
             ticket = await one.send(text(seed))
             one.router.note_answer(ticket, OK, one.worker.endpoint)
             await until(lambda: one.has_applied_all)
@@ -196,7 +196,7 @@ async def test_prompts_that_only_replays_bring_are_not_told_of(run: Run) -> None
             one.now += SILENCE_SECONDS
         one.status()
         (status,) = one.workers.states.statuses()
-        assert (status["state"], status["tokens"]["matched"]) == ("silent", PROMPTS_UNTOLD)
+        assert (status["state"], status["tokens"]["matched"]) == ("silent", SILENT_PROMPTS)
 
 
 async def test_wrong_predictions_of_a_silent_worker_are_no_second_fault(run: Run) -> None:
@@ -204,5 +204,5 @@ async def test_wrong_predictions_of_a_silent_worker_are_no_second_fault(run: Run
         for _ in range(EXPLAINED):
             one.workers.proofs.predicted(one.worker.endpoint, "unknown")
         assert codes(one) == ["predictions-wrong"]
-        await serve_many(one, PROMPTS_UNTOLD)
+        await serve_many(one, SILENT_PROMPTS)
         assert codes(one) == ["feed-silent"]

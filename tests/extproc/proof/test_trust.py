@@ -628,7 +628,7 @@ async def test_form_that_releases_read_differently_is_certain_once_it_is_proved(
         assert record.proof.proved == CONVERSATION | BILLING
         before = await one.explain_body(PATH, body)
         assert (before["overlap_tokens"] >= 64, before["uncertain_tokens"]) == (True, 0)
-        one.workers.proofs.respoken(record)
+        one.workers.proofs.note_engine(record)
         assert record.proof.proved == CONVERSATION
         after = await one.explain_body(PATH, body)
         assert (after["overlap_tokens"], after["state"]) == (0, "unproved")

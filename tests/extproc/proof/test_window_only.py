@@ -17,7 +17,7 @@ from extproc.fleet.asking.surroundings import Surroundings
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.proof.lookups import PAUSE_SECONDS, SILENCE_SECONDS
-from extproc.proof.state import PROMPTS_UNTOLD
+from extproc.proof.state import SILENT_PROMPTS
 from extproc.requests.request import Head, RoutingRequest
 from extproc.routing.decision import Decision
 from extproc.serving.router import Router
@@ -161,7 +161,7 @@ async def test_nothing_recorded_can_be_used_for_prefixes(rig: Rig) -> None:
 
 
 async def test_feed_that_tells_only_what_cannot_be_used_is_silent(rig: Rig) -> None:
-    for seed in range(3 * PROMPTS_UNTOLD):
+    for seed in range(3 * SILENT_PROMPTS):
         await rig.serve(words(seed), batch=payload(seed, ["BlockRemoved", [1]]))
     found = [fault.says for fault in rig.workers.proofs.faults() if fault.code == "feed-silent"]
     assert found

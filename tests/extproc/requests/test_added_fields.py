@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.requests.added_fields import LONG_BYTES, Extended, with_fields
+from extproc.requests.added_fields import LONG_BYTES, ExtendedBody, with_fields
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
@@ -34,7 +34,7 @@ def test_long_body_gets_fields_without_a_copy(begin: str) -> None:
     once = with_fields(body, {"rank": 1})
     assert once is not None
     twice = with_fields(once, {"priority": 2})
-    assert isinstance(twice, Extended)
+    assert isinstance(twice, ExtendedBody)
     assert twice.body is body
     written = bytes(twice)
     assert len(twice) == len(written)

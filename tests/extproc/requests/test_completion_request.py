@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from extproc.base.errors import RequestError
-from extproc.requests.completion_request import parse
+from extproc.requests.completion_request import parse_completion
 from extproc.requests.prompt import InferenceRequest, Text
 
 
 def request(**fields: Any) -> InferenceRequest:
-    return parse(json.dumps({"prompt": "a", **fields}).encode())
+    return parse_completion(json.dumps({"prompt": "a", **fields}).encode())
 
 
 def test_completions_accept_texts_and_token_ids() -> None:
@@ -21,9 +21,9 @@ def test_completions_accept_texts_and_token_ids() -> None:
 
 def test_completion_needs_no_prompt_besides_embeddings() -> None:
     with pytest.raises(RequestError, match="unsupported_embeddings"):
-        parse(b'{"prompt_embeds": ["AA=="]}')
+        parse_completion(b'{"prompt_embeds": ["AA=="]}')
     with pytest.raises(RequestError, match="bad_request"):
-        parse(b"{}")
+        parse_completion(b"{}")
 
 
 def test_completions_may_omit_special_tokens() -> None:

@@ -20,7 +20,7 @@ from extproc.requests.dialect import (
     ModelDialects,
     Reasoning,
     dialect_of,
-    spoken_by,
+    model_dialects,
 )
 from extproc.requests.prompt import EMPTIED, Chat
 from extproc.requests.request import CHAT_PATH, parse
@@ -33,7 +33,7 @@ def vllm(minor: int, patch: int = 0) -> Engine:
     return Engine(VLLM, Release(0, minor, patch))
 
 
-def spoken(minor: int) -> Dialect:
+def dialect_at(minor: int) -> Dialect:
     return dialect_of(vllm(minor))
 
 
@@ -57,10 +57,10 @@ def test_rust_front_end_of_sglang_is_not_read() -> None:
 
 
 def test_front_ends_of_one_engine_differ_as_engines_do() -> None:
-    spoken = spoken_by({"python": vllm(33), "rust": vllm(33)._replace(front_end=RUST)})
-    assert spoken.has_engines
-    assert spoken.first == dialect_of(vllm(33))
-    assert [workers for _, workers in spoken.rest] == [frozenset({"rust"})]
+    dialects = model_dialects({"python": vllm(33), "rust": vllm(33)._replace(front_end=RUST)})
+    assert dialects.has_engines
+    assert dialects.first == dialect_of(vllm(33))
+    assert [workers for _, workers in dialects.rest] == [frozenset({"rust"})]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_front_ends_of_one_engine_differ_as_engines_do() -> None:
 def test_release_has_the_rules_of_its_range(
     minor: int, inline: InlineSystem, reasoning: Reasoning, effort: Effort, content: Format
 ) -> None:
-    rules = spoken(minor)
+    rules = dialect_at(minor)
     assert rules.inline_system is inline
     assert (rules.reasoning, rules.effort, rules.format) == (reasoning, effort, content)
     assert dialect_of(vllm(minor, 7)) is rules
@@ -92,16 +92,16 @@ def test_unknown_and_newer_engines_speak_the_newest_dialect() -> None:
 
 
 def test_workers_of_one_dialect_have_no_others() -> None:
-    assert spoken_by({}) == ModelDialects(NEWEST)
-    assert spoken_by({"a": vllm(27), "b": vllm(28)}) == ModelDialects(spoken(27))
+    assert model_dialects({}) == ModelDialects(NEWEST)
+    assert model_dialects({"a": vllm(27), "b": vllm(28)}) == ModelDialects(dialect_at(27))
 
 
 def test_newest_dialect_of_a_models_workers_is_first() -> None:
     foreign = dialect_of(Engine(SGLANG, Release(0, 5, 23)))
     engines = {"old": vllm(19), "s": Engine(SGLANG, Release(0, 5, 23)), "other": vllm(20)}
     both = frozenset(("old", "other"))
-    assert spoken_by({**engines, "unknown": None}) == ModelDialects(
-        NEWEST, ((spoken(19), both), (foreign, frozenset(("s",)))), has_engines=True
+    assert model_dialects({**engines, "unknown": None}) == ModelDialects(
+        NEWEST, ((dialect_at(19), both), (foreign, frozenset(("s",)))), has_engines=True
     )
 
 
@@ -138,17 +138,17 @@ def test_other_engines_are_told_only_what_all_read_alike(engine: Engine) -> None
 def test_broken_arguments_are_emptied_from_the_release_on_that_does_so(arguments: str) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     body = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
-    told = read(body, spoken(29))
+    told = read(body, dialect_at(29))
     assert isinstance(told, Chat)
     assert told.forms == EMPTIED
     assert told.messages[0]["tool_calls"][0]["function"]["arguments"] == {}
-    for older in (spoken(28), None):
+    for older in (dialect_at(28), None):
         assert read(body, older) == "unsupported_tool_arguments"
 
 
 def test_worker_with_a_template_of_its_own_is_told_no_conversation() -> None:
     engine = Engine(SGLANG, Release(0, 5, 23))
-    speakers = spoken_by({"own": engine, "other": engine}, {"own"})
+    speakers = model_dialects({"own": engine, "other": engine}, {"own"})
     ((own, workers),) = speakers.rest
     assert (speakers.first, workers) == (dialect_of(engine), frozenset(("own",)))
     body = {"messages": [{"role": "user", "content": "a"}]}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from extproc.base.engine import SGLANG, TRTLLM, VLLM, Engine, Release
 from extproc.base.errors import RequestError
 from extproc.requests.dialect import Dialect, dialect_of
-from extproc.requests.prompt import GIVEN, Chat, Given, InferenceRequest, forms_of
+from extproc.requests.prompt import GIVEN, Chat, InferenceRequest, TokenIds, forms_of
 from extproc.requests.request import CHAT_PATH, parse
 
 IDS = [5, 6, 7]
@@ -39,7 +39,7 @@ def prompt(made: InferenceRequest | str) -> object:
     if isinstance(made, str):
         return made
     (one,) = made.prompts
-    return list(one.ids) if isinstance(one, Given) else type(one)
+    return list(one.ids) if isinstance(one, TokenIds) else type(one)
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1))

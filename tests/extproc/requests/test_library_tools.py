@@ -14,8 +14,8 @@ from extproc.requests.dialect import (
     Dialect,
     Printed,
     dialect_of,
+    model_dialects,
     rivals_of,
-    spoken_by,
 )
 from extproc.requests.prompt import ITEMS, PRINTED, TOOL_FIELDS, Chat
 from extproc.requests.responses_request import parse
@@ -110,9 +110,9 @@ def test_rivals_come_in_turn_and_end_where_they_began() -> None:
 def test_worker_that_has_shown_its_release_speaks_a_dialect_of_its_own() -> None:
     engines = {"a": Engine(VLLM, Release(0, 24)), "b": Engine(VLLM, Release(0, 24))}
     shown = {"b": Printed.OPENAI_3_8}
-    spoken = spoken_by(engines, printed=shown)
+    spoken = model_dialects(engines, printed=shown)
     assert spoken.rest == ((dialect(24, Printed.OPENAI_3_8), frozenset("b")),) or (
         spoken.first == dialect(24, Printed.OPENAI_3_8)
     )
     newest = {"a": Engine(VLLM, Release(0, 33))}
-    assert spoken_by(newest, printed={"a": Printed.OPENAI_3_8}).first == NEWEST
+    assert model_dialects(newest, printed={"a": Printed.OPENAI_3_8}).first == NEWEST

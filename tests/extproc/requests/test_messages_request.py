@@ -164,7 +164,7 @@ def test_unknown_blocks_name_their_reason(role: str, block: dict[str, Any], reas
         turn(role, block)
 
 
-def spoken(rules: Dialect | None, **fields: Any) -> Chat:
+def chat_in(rules: Dialect | None, **fields: Any) -> Chat:
     body = json.dumps({"messages": [USER], **fields}).encode()
     (prompt,) = parse(body, lambda _: rules).prompts
     assert isinstance(prompt, Chat)
@@ -177,13 +177,13 @@ BILLED = text("x-anthropic-billing-header: cch=1")
 
 @pytest.mark.parametrize("content", ["t", [text("t")], [BILLED, text("t"), {"type": "other"}]])
 def test_system_turn_among_the_messages_stays_in_its_place(content: object) -> None:
-    told = spoken(NEWEST, messages=[USER, {"role": "system", "content": content}, USER])
+    told = chat_in(NEWEST, messages=[USER, {"role": "system", "content": content}, USER])
     assert told.messages == [USER, {"role": "system", "content": "t"}, USER]
     assert told.forms == INLINE_SYSTEM
 
 
 def test_system_turn_without_a_text_is_none() -> None:
-    assert spoken(NEWEST, messages=[USER, {"role": "system", "content": [BILLED]}]).messages == [
+    assert chat_in(NEWEST, messages=[USER, {"role": "system", "content": [BILLED]}]).messages == [
         USER
     ]
 
@@ -201,7 +201,7 @@ def test_system_turn_without_a_text_is_none() -> None:
 def test_thinking_that_is_off_outweighs_the_effort_in_newer_releases(
     rules: Dialect | None, effort: str | None, told: tuple[str, Effort | None]
 ) -> None:
-    off = spoken(rules, thinking={"type": "disabled"}, output_config={"effort": effort})
+    off = chat_in(rules, thinking={"type": "disabled"}, output_config={"effort": effort})
     assert (off.effort, off.effort_rule) == told
 
 
@@ -210,12 +210,12 @@ def test_thinking_that_is_off_outweighs_the_effort_in_newer_releases(
     [{"max_tokens": 100}, {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": 1}}],
 )
 def test_thoughts_may_be_shorter_than_answers(fields: dict[str, Any]) -> None:
-    assert spoken(NEWEST, thinking={"type": "enabled", "budget_tokens": 99}, **fields).messages
+    assert chat_in(NEWEST, thinking={"type": "enabled", "budget_tokens": 99}, **fields).messages
 
 
 def test_flags_of_tools_are_passed_on_and_other_fields_are_not() -> None:
     tool = {**TOOL, "defer_loading": True, "strict": None, "cache_control": {}, "new": 1}
-    told = spoken(NEWEST, tools=[tool])
+    told = chat_in(NEWEST, tools=[tool])
     (printed,) = told.variables["tools"]
     assert list(printed["function"]) == ["name", "description", "parameters", "defer_loading"]
     assert (told.forms, printed.keys()) == (TOOL_FIELDS, {"type", "function"})
@@ -224,10 +224,10 @@ def test_flags_of_tools_are_passed_on_and_other_fields_are_not() -> None:
 def test_older_releases_do_not_know_flags_of_tools_nor_arguments_of_templates() -> None:
     rules = dialect_of(Engine(VLLM, Release(0, 19)))
     tool = {**TOOL, "defer_loading": True, "strict": True}
-    told = spoken(rules, tools=[tool], chat_template_kwargs={"a": 1})
+    told = chat_in(rules, tools=[tool], chat_template_kwargs={"a": 1})
     assert told.variables["tools"] == chat(tools=[TOOL]).variables["tools"]
     assert (told.forms, "a" in told.variables) == (TOOL_FIELDS | LEFT_OUT, False)
-    newest = spoken(NEWEST, chat_template_kwargs={"a": 1, "b": None})
+    newest = chat_in(NEWEST, chat_template_kwargs={"a": 1, "b": None})
     assert (newest.forms, newest.variables.get("a"), "b" in newest.variables) == (
         LEFT_OUT,
         1,
@@ -239,7 +239,7 @@ def test_result_that_names_tools_makes_a_second_message() -> None:
     items = [text("found"), {"type": "tool_reference", "tool_name": "f", "name": "no"}]
     items += [{"type": "tool_reference", "name": "g"}, {"type": "tool_reference"}]
     block = {"type": "tool_result", "tool_use_id": "1", "content": items}
-    told = spoken(NEWEST, messages=[{"role": "user", "content": [block]}])
+    told = chat_in(NEWEST, messages=[{"role": "user", "content": [block]}])
     named = [{"type": "tool_reference", "name": name} for name in ("f", "g")]
     assert told.messages == [
         {"role": "tool", "content": "found", "tool_call_id": "1"},
@@ -261,20 +261,20 @@ def test_result_that_names_tools_makes_a_second_message() -> None:
 def test_blocks_that_are_not_of_a_role_are_left_out_or_written_as_text(
     role: str, blocks: list[dict[str, Any]], content: str
 ) -> None:
-    told = spoken(NEWEST, messages=[{"role": role, "content": blocks}])
+    told = chat_in(NEWEST, messages=[{"role": role, "content": blocks}])
     assert (told.messages, told.forms) == ([{"role": role, "content": content}], LEFT_OUT)
 
 
 def test_parts_of_results_of_other_kinds_are_left_out() -> None:
     items = [text("a"), {"type": "document", "title": "t"}]
     block = {"type": "tool_result", "tool_use_id": "1", "content": items}
-    told = spoken(NEWEST, messages=[{"role": "user", "content": [block]}])
+    told = chat_in(NEWEST, messages=[{"role": "user", "content": [block]}])
     result = {"role": "tool", "content": "a", "tool_call_id": "1"}
     assert (told.messages, told.forms) == ([result], LEFT_OUT)
 
 
 def test_empty_system_text_makes_no_message() -> None:
-    told = spoken(NEWEST, system=[text("")])
+    told = chat_in(NEWEST, system=[text("")])
     assert told.forms == LEFT_OUT
     assert [message["role"] for message in told.messages] == ["user"]
 
@@ -292,7 +292,7 @@ def test_tools_are_those_at_the_end_of_the_conversation() -> None:
         change("removal", {"type": "tool_reference", "name": "f"}),
         change("addition", added),
     ]
-    told = spoken(NEWEST, messages=messages, tools=[TOOL, deferred])
+    told = chat_in(NEWEST, messages=messages, tools=[TOOL, deferred])
     functions = [tool["function"] for tool in told.variables["tools"]]
     assert [one["name"] for one in functions] == ["g", "h"]
     assert not any("defer_loading" in one for one in functions)
@@ -309,17 +309,17 @@ def test_tools_are_those_at_the_end_of_the_conversation() -> None:
 )
 def test_changes_of_tools_that_the_engine_refuses_are_refused(message: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="unsupported_tools"):
-        spoken(NEWEST, messages=[message], tools=[TOOL])
+        chat_in(NEWEST, messages=[message], tools=[TOOL])
 
 
 def test_only_system_turns_change_tools() -> None:
     message = change("removal", {"type": "tool_reference", "name": "f"})
     with pytest.raises(RequestError, match="unsupported_content"):
-        spoken(NEWEST, messages=[{**message, "role": "user"}], tools=[TOOL])
+        chat_in(NEWEST, messages=[{**message, "role": "user"}], tools=[TOOL])
 
 
 def test_tools_that_must_not_be_used_are_a_form_of_their_own() -> None:
-    told = spoken(NEWEST, tools=[TOOL], tool_choice={"type": "none"})
+    told = chat_in(NEWEST, tools=[TOOL], tool_choice={"type": "none"})
     assert told.forms == NO_TOOLS
     assert told.variables["tools"]
 
@@ -340,11 +340,11 @@ def test_messages_that_no_release_takes_or_few_are_refused(
     fields: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(RequestError, match=reason):
-        spoken(NEWEST, **fields)
+        chat_in(NEWEST, **fields)
 
 
 @pytest.mark.parametrize("item", [{"type": "text"}, {"type": "image"}, {"no": "type"}, "bare"])
 def test_parts_of_results_without_what_their_kind_has_are_not_keyed(item: object) -> None:
     block = {"type": "tool_result", "tool_use_id": "1", "content": [item]}
     with pytest.raises(RequestError, match="unsupported_content"):
-        spoken(NEWEST, messages=[{"role": "user", "content": [block]}])
+        chat_in(NEWEST, messages=[{"role": "user", "content": [block]}])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from extproc._core import MarkTable, expected
 from extproc.routing.claims.claim_table import Claim, Costs, Holdings, Lifetimes
 from extproc.routing.claims.marks import Marks, packed
-from extproc.sharing.messages import ClaimNews
+from extproc.sharing.messages import ClaimReport
 from tests.oracles.routing.mark_table import PlainMarkTable, plain_expected
 
 LIFETIMES = Lifetimes(speculative=5.0, grace=1.0, approximate=20.0)
@@ -60,7 +60,7 @@ class Both:
 
     def record_told(self, rng: Random, holdings: Sequence[Holdings], now: float) -> None:
         told = tuple(
-            ClaimNews(rng.randrange(12), rng.randrange(5), packed(rng.choices(KEYS, k=count)))
+            ClaimReport(rng.randrange(12), rng.randrange(5), packed(rng.choices(KEYS, k=count)))
             for count in rng.choices(range(1, 5), k=rng.randrange(6))
         )
         places = {number: ("10.0.0.1:1", one) for number, one in enumerate(holdings[:4])}
@@ -139,7 +139,7 @@ def test_claims_at_many_marks_are_the_same_in_both() -> None:
 def test_table_frees_its_claims_with_itself() -> None:
     marks = Marks(tuple(range(50)), packed(range(50)))
     claim = Claim(Holdings("a"), marks.keys, 0.0)
-    told, places = (ClaimNews(7, 1, packed(range(40, 60))),), {1: ("", claim.holdings)}
+    told, places = (ClaimReport(7, 1, packed(range(40, 60))),), {1: ("", claim.holdings)}
     before = [sys.getrefcount(one) for one in (claim, claim.holdings, told[0], told[0].keys)]
     for _ in range(3):
         made = table(lambda *_: claim)
@@ -156,7 +156,7 @@ def test_table_frees_its_claims_with_itself() -> None:
 def test_claims_that_are_told_again_keep_their_number() -> None:
     for made in (table(), PlainMarkTable(Claim, 5, fewer, COSTS)):
         known: dict[int, Claim] = {}
-        told = tuple(ClaimNews(number, 1, packed((number,))) for number in (1, 1, 2))
+        told = tuple(ClaimReport(number, 1, packed((number,))) for number in (1, 1, 2))
         places = {1: ("", Holdings("a"))}
         assert made.record_told(told, places, known, (9, 9.0, 9), 0.0, 0.0) == (2, 0, 0)
         first = known[1]
@@ -202,8 +202,8 @@ def test_compiled_tables_refuse_what_is_of_another_type() -> None:
     [
         ([], {}, {}, (9, 9.0, 9)),
         ((None,), {}, {}, (9, 9.0, 9)),
-        ((ClaimNews(1, 1, packed((1,))),), {1: "no place"}, {}, (9, 9.0, 9)),
-        ((ClaimNews(1, 1, packed((1,))),), {1: ("",)}, {}, (9, 9.0, 9)),
+        ((ClaimReport(1, 1, packed((1,))),), {1: "no place"}, {}, (9, 9.0, 9)),
+        ((ClaimReport(1, 1, packed((1,))),), {1: ("",)}, {}, (9, 9.0, 9)),
         ((), {}, {}, (9, 9.0)),
         ((), {}, [], (9, 9.0, 9)),
     ],

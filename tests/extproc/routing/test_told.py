@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from extproc.routing.load.endpoint_load import EndpointLoad
 from extproc.routing.load.loads import Loads
-from extproc.routing.load.reports import WorkerNews
+from extproc.routing.load.reports import WorkerLoadReport
 
 PLACES = {number: (f"10.0.0.{number}:1", None) for number in range(5)}  # the last has no record
 LARGEST = [2**63 - 1, 1_000_000, *[2**50] * 4]
 
 
-def decoded(row: list[Any]) -> WorkerNews:
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(row), type=WorkerNews)
+def decoded(row: list[Any]) -> WorkerLoadReport:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(row), type=WorkerLoadReport)
 
 
 @pytest.mark.parametrize("field", range(6))
@@ -27,12 +27,14 @@ def test_figures_are_read_up_to_their_bounds(field: int) -> None:
             decoded([wrong if at == field else most for at, most in enumerate(LARGEST)])
 
 
-FIGURES = st.builds(WorkerNews, st.integers(0, 6), st.integers(0, 9), *[st.integers(0, 9_999)] * 4)
+FIGURES = st.builds(
+    WorkerLoadReport, st.integers(0, 6), st.integers(0, 9), *[st.integers(0, 9_999)] * 4
+)
 
 
 @given(st.lists(st.lists(FIGURES, max_size=8), max_size=4))
 def test_last_figures_of_a_router_count_and_unknown_workers_are_counted(
-    messages: list[list[WorkerNews]],
+    messages: list[list[WorkerLoadReport]],
 ) -> None:
     loads = Loads({PLACES[number][0]: EndpointLoad() for number in range(4)}, 8_000)
     for now, told in enumerate(messages):

@@ -46,7 +46,7 @@ def configuration(folder: Path, **sections: Any) -> Path:
     return file
 
 
-class Parent:
+class ParentSpan:
     """A parent in its own process, and its child processes."""
 
     def __init__(self, process: Process, config: Path, log: Path) -> None:
@@ -76,7 +76,7 @@ class Parent:
 
 
 @contextlib.asynccontextmanager
-async def parent(config: Path, *options: str) -> AsyncIterator[Parent]:
+async def parent(config: Path, *options: str) -> AsyncIterator[ParentSpan]:
     log = config.with_name("log")
     command = [sys.executable, "-m", "extproc", "serve", "--config", str(config), *options]
     environment = {**os.environ, "TMPDIR": str(config.parent)}
@@ -84,7 +84,7 @@ async def parent(config: Path, *options: str) -> AsyncIterator[Parent]:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=DEVNULL, stderr=errors, env=environment
         )
-    one = Parent(process, config, log)
+    one = ParentSpan(process, config, log)
     try:
         yield one
     finally:

@@ -13,7 +13,7 @@ from extproc.requests.costly_json import INLINE_BYTES
 from extproc.requests.prompt import Prompt
 from extproc.requests.request import Head, RoutingRequest
 from extproc.serving.router import Router
-from extproc.tokenizing.tokens import Started, Tokenizer
+from extproc.tokenizing.tokens import StartedPrompt, Tokenizer
 from kvstate.fleet import FollowedWorkers
 from simulator.settings import TINY_MODEL
 from tests.extproc.settled import at_once
@@ -150,7 +150,7 @@ async def test_route_of_token_ids_needs_no_tokenizer(router: Router) -> None:
 class Quoting(Tokenizer):
     """Fails, and quotes the prompt."""
 
-    def start(self, prompt: Prompt, *_: Any, **__: Any) -> Started:
+    def start(self, prompt: Prompt, *_: Any, **__: Any) -> StartedPrompt:
         raise KeyError(prompt)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from extproc.base.headers import DESTINATION, MODEL
 from extproc.http2.messages import LongMessage
 from extproc.pb.kvsteer_ext_proc_pb2 import HeaderValueOption, ProcessingMode, ProcessingResponse
-from extproc.requests.added_fields import LONG_BYTES, Extended
+from extproc.requests.added_fields import LONG_BYTES, ExtendedBody
 from extproc.serving import stream_answers as say
 from extproc.serving.refusals import Refusal
 from extproc.serving.stream_answers import MAX_ECHO_BYTES, Phrases, Placement
@@ -205,7 +205,7 @@ def test_new_body_is_whole_however_long_it_is(extra: int) -> None:
 
 def test_long_body_that_ends_otherwise_is_not_copied() -> None:
     body = bytes(LONG_BYTES) + b"} "
-    placement = Placement("a:1", body=Extended(body, LONG_BYTES, b',"x":1}'))
+    placement = Placement("a:1", body=ExtendedBody(body, LONG_BYTES, b',"x":1}'))
     (written,) = Phrases().body_placed(placement)
     assert isinstance(written, LongMessage)
     assert written.body is body

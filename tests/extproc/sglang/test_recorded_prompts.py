@@ -14,7 +14,7 @@ import pytest
 
 from extproc.base.engine import SGLANG, Engine, PromptArguments, Release
 from extproc.base.errors import RequestError
-from extproc.requests.dialect import Dialect, spoken_by
+from extproc.requests.dialect import Dialect, model_dialects
 from extproc.requests.prompt import Chat
 from extproc.requests.request import parse
 from extproc.templates.chat_template import ChatTemplate
@@ -31,7 +31,7 @@ def template(name: str) -> ChatTemplate:
 
 def dialect(patch: int = 23, **arguments: Any) -> Dialect:
     engine = Engine(SGLANG, Release(0, 5, patch))
-    return spoken_by({"w": engine}, (), {"w": PromptArguments(**arguments)}).first
+    return model_dialects({"w": engine}, (), {"w": PromptArguments(**arguments)}).first
 
 
 def prompt(path: str, body: dict[str, Any], rules: Dialect, name: str = "text") -> str:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from extproc.base.engine import SGLANG, Engine, PromptArguments, Release
 from extproc.base.errors import RequestError
-from extproc.requests.dialect import Dialect, dialect_of, spoken_by
+from extproc.requests.dialect import Dialect, dialect_of, model_dialects
 from extproc.requests.prompt import CONVERTED, Chat
 from extproc.requests.request import parse
 from extproc.requests.sglang_fields import as_read
@@ -467,7 +467,7 @@ def test_configured_arguments_hold_where_the_worker_shows_none() -> None:
 def test_worker_that_shows_the_configured_arguments_has_no_rules_of_its_own() -> None:
     arguments = PromptArguments(default_chat_template_kwargs='{"thinking":true}')
     engines = {"w": Engine(SGLANG, Release(0, 5, 23))}
-    told = spoken_by(engines, (), {"w": arguments}, keywords={"thinking": True})
+    told = model_dialects(engines, (), {"w": arguments}, keywords={"thinking": True})
     assert told.first == dialect_of(engines["w"])
 
 

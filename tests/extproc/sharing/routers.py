@@ -13,16 +13,16 @@ from extproc.routing.load.endpoint_load import EndpointLoad
 from extproc.routing.load.loads import Load, Loads
 from extproc.sharing.home_reports import known_homes
 from extproc.sharing.messages import (
-    HomeNews,
+    HomeReport,
     Keys,
-    RouterNews,
+    RouterReport,
     decoded,
     encoded,
     keys_of,
     sender_tag,
     worker_id,
 )
-from extproc.sharing.picture import MAX_CLAIMS, Peer, Picture, Place
+from extproc.sharing.other_routers import MAX_CLAIMS, OtherRouters, Peer, SharedWorker
 from extproc.sharing.reporter import Reporter
 
 KEYS = keys_of(b"a secret")
@@ -47,19 +47,20 @@ class Router:
         max_claims: int = MAX_CLAIMS,
         **bounds: int,
     ) -> None:
-        self.telling = Reporter(keys, name, incarnation, **bounds)
+        self.reporter = Reporter(keys, name, incarnation, **bounds)
         self.endpoints = {worker: EndpointLoad() for worker in workers}
-        self.loads = Loads(self.endpoints, 1_000, self.telling.touched)
+        self.loads = Loads(self.endpoints, 1_000, self.reporter.touched)
         self.sent = ClaimTable(keys.marks)
         self.homes = Homes(keys.marks)
         self.holdings = {worker: Holdings(f"name of {worker}") for worker in workers}
         self._places = {
-            worker_id(keys, worker): Place(worker, self.holdings[worker]) for worker in workers
+            worker_id(keys, worker): SharedWorker(worker, self.holdings[worker])
+            for worker in workers
         }
         chance = Random(name)
         self.identities = Identities()
-        self.picture = Picture(
-            self.telling,
+        self.others = OtherRouters(
+            self.reporter,
             self.loads,
             self.sent,
             self.homes,
@@ -69,25 +70,25 @@ class Router:
             self.identities,
             max_claims,
         )
-        self.telling.items.known = self.identities.items
+        self.reporter.items.known = self.identities.items
 
-    def places(self) -> dict[int, Place]:
+    def places(self) -> dict[int, SharedWorker]:
         return self._places
 
     def due(self, now: float) -> list[bytes]:
-        return self.telling.compose(self.loads, now, wall_us(now), self.known_homes)
+        return self.reporter.compose(self.loads, now, wall_us(now), self.known_homes)
 
-    def known_homes(self, now: float) -> list[HomeNews]:
+    def known_homes(self, now: float) -> list[HomeReport]:
         ids = {each.holdings.worker: number for number, each in self._places.items()}
         return known_homes(self.homes, ids, now)
 
     def hear(self, messages: Sequence[bytes], now: float) -> None:
         for message in messages:
-            self.picture.hear(message, now, wall_us(now))
+            self.others.hear(message, now, wall_us(now))
 
     def knows(self, name: str) -> Peer:
         """The router with this name, whose requests count here."""
-        (found,) = (other for other in self.picture.peers.values() if other.origin == name)
+        (found,) = (other for other in self.others.peers.values() if other.origin == name)
         return found
 
     def forget_worker(self, worker: str) -> None:
@@ -102,13 +103,13 @@ class Router:
 
     def send(self, worker: str, marks: Marks, now: float, tokens: float = 1_000.0) -> Claim:
         claim = self.sent.record(self.holdings[worker], marks, now)
-        self.telling.begin([claim], worker, tokens)
+        self.reporter.begin([claim], worker, tokens)
         return claim
 
     def turn(self, keys: Sequence[int], follows: int, worker: str, now: float) -> None:
         """Sends a conversation's request to a worker."""
         self.homes.turn(keys, follows, self.holdings[worker], now)
-        self.telling.note_turn(keys, follows, worker)
+        self.reporter.note_turn(keys, follows, worker)
 
     def home_of(self, key: int, now: float) -> str:
         """The worker that is the home of a key, "" if none is known."""
@@ -136,7 +137,7 @@ def met(*names: str, max_claims: int = MAX_CLAIMS) -> list[Router]:
     return routers
 
 
-def introduce(router: Router, news: RouterNews, now: float) -> None:
+def introduce(router: Router, news: RouterReport, now: float) -> None:
     """Gives a router a message of a newcomer, with the answer to its challenge."""
     router.hear([encoded(news, KEYS)], now)
     said = [decoded(message, KEYS) for message in router.due(now)]

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.routing.load.loads import MAX_TOLD_WINDOWS
-from extproc.routing.load.reports import WorkerNews
+from extproc.routing.load.reports import WorkerLoadReport
 from extproc.sharing.messages import (
-    ClaimNews,
+    ClaimReport,
     HomeKind,
-    HomeNews,
-    OutlineNews,
-    RouterNews,
+    HomeReport,
+    OutlineReport,
+    RouterReport,
     encoded,
     worker_id,
 )
@@ -37,20 +37,20 @@ LENGTHS = st.lists(st.integers(0, 2**32 - 1), max_size=8).map(
     lambda found: struct.pack(f"<{len(found)}I", *sorted(found))
 )
 COUNTS = NUMBERS | st.integers(0, 1_000_000)
-FIGURES = st.lists(st.builds(WorkerNews, PLACES, *[COUNTS] * 5), max_size=3).map(tuple)
-OUTLINES = st.builds(OutlineNews, NUMBERS, PLACES, KEYS_OF_CLAIMS, LENGTHS | TEXTS)
+FIGURES = st.lists(st.builds(WorkerLoadReport, PLACES, *[COUNTS] * 5), max_size=3).map(tuple)
+OUTLINES = st.builds(OutlineReport, NUMBERS, PLACES, KEYS_OF_CLAIMS, LENGTHS | TEXTS)
 HOMES = st.builds(
-    HomeNews, PLACES, KEYS_OF_CLAIMS, st.sampled_from(HomeKind), st.just(b"") | TEXTS, LENGTHS
+    HomeReport, PLACES, KEYS_OF_CLAIMS, st.sampled_from(HomeKind), st.just(b"") | TEXTS, LENGTHS
 )
 NEWS = st.builds(
-    RouterNews,
+    RouterReport,
     st.just("one"),
     st.just(1),
     st.just(0),
     st.just(0),
     is_whole=st.booleans(),
     workers=FIGURES,
-    claims=st.lists(st.builds(ClaimNews, NUMBERS, PLACES, KEYS_OF_CLAIMS), max_size=4).map(tuple),
+    claims=st.lists(st.builds(ClaimReport, NUMBERS, PLACES, KEYS_OF_CLAIMS), max_size=4).map(tuple),
     ended=st.lists(NUMBERS, max_size=4).map(tuple),
     withdrawn=st.lists(NUMBERS, max_size=4).map(tuple),
     outlines=st.lists(OUTLINES, max_size=2).map(tuple),
@@ -59,16 +59,16 @@ NEWS = st.builds(
 
 
 @given(st.lists(NEWS, max_size=6))
-def test_forged_news_are_merged_or_refused_and_forgotten(told: list[RouterNews]) -> None:
+def test_forged_news_are_merged_or_refused_and_forgotten(told: list[RouterReport]) -> None:
     other = Router("other")
-    introduce(other, RouterNews("one", 1, 1, 0), 0.0)
+    introduce(other, RouterReport("one", 1, 1, 0), 0.0)
     for at, news in enumerate(told):
         sent = msgspec.structs.replace(news, sequence=at + 2)
         other.hear([encoded(sent, KEYS)], at / 100)
-    counts = other.picture.counts
+    counts = other.others.counts
     assert sum(counts.values()) >= len(told)
-    other.picture.forget(3 * FORGET_SECONDS)
-    assert not other.picture.peers
+    other.others.forget(3 * FORGET_SECONDS)
+    assert not other.others.peers
     at_once = [other.load(one, 3 * FORGET_SECONDS).utilization for one in WORKERS]
     assert max(at_once) <= MAX_TOLD_WINDOWS  # what was sent lately fades, whoever told of it
     assert all(other.load(one, FADED_SECONDS).utilization < 1.0 for one in WORKERS)

@@ -12,14 +12,14 @@ from extproc.sharing.messages import (
     MAX_HOME_KEYS,
     MAX_HOMES,
     HomeKind,
-    RouterNews,
+    RouterReport,
     decoded,
     encoded,
-    known_news,
-    turn_news,
+    known_report,
+    turn_report,
     worker_id,
 )
-from extproc.sharing.picture import MARKS_AT_ONCE
+from extproc.sharing.other_routers import MARKS_AT_ONCE
 from tests.extproc.sharing.routers import (
     KEYS,
     WORKERS,
@@ -65,7 +65,7 @@ def test_request_that_was_not_computed_leaves_no_home_at_its_worker() -> None:
     tell_all([one, other], 0.0)
     other.turn((8,), 0, B, 0.01)
     one.homes.forget((7, 8))
-    one.telling.note_over((7, 8), A)
+    one.reporter.note_over((7, 8), A)
     tell_all([one, other], 0.01)
     assert [other.home_of(key, 0.1) for key in (7, 8)] == ["", B]
     assert (other.live(A, 0.1), other.live(B, 0.1)) == (0, 1)
@@ -74,7 +74,7 @@ def test_request_that_was_not_computed_leaves_no_home_at_its_worker() -> None:
 def test_response_is_continued_where_it_is_kept_through_any_router() -> None:
     one, other = met("one", "other")
     key = one.homes.key("response", None, None, "resp_1")
-    one.telling.note_home(key, B)
+    one.reporter.note_home(key, B)
     tell_all([one, other], 0.0)
     assert other.home_of(other.homes.key("response", None, None, "resp_1"), 0.1) == B
     assert other.live(B, 0.1) == 0
@@ -100,9 +100,9 @@ def test_homes_told_again_change_nothing() -> None:
     tell_all([one, other], 0.0)
     other.turn((8,), 0, B, 0.5)
     one.turn((8,), 0, A, 0.4)  # what is told later, though it was earlier
-    one.telling.note_hello()
+    one.reporter.note_hello()
     one.due(0.5)  # the message is lost
-    other.telling.hello()
+    other.reporter.hello()
     tell_all([other, one], 1.0)
     assert other.home_of(7, 1.1) == A
     assert other.live(A, 1.1) == 1
@@ -129,7 +129,7 @@ def test_homes_at_workers_that_are_not_known_are_counted() -> None:
     other.forget_worker(A)
     one.turn((7,), 0, A, 0.0)
     tell_all([one, other], 0.0)
-    assert (other.picture.unknown_workers, len(other.homes)) == (1, 0)
+    assert (other.others.unknown_workers, len(other.homes)) == (1, 0)
 
 
 def test_changes_that_wait_are_bounded() -> None:
@@ -149,14 +149,14 @@ def test_homes_are_told_in_order_in_as_many_messages_as_needed() -> None:
     count = MAX_HOMES + 3
     for key in range(1, count + 1):
         one.turn((key, 1_000 + key % 2), 0, WORKERS[key % 2], 0.0)
-    one.telling.note_over(range(1, KEYS_OF_HOME), B)
+    one.reporter.note_over(range(1, KEYS_OF_HOME), B)
     messages = one.due(0.0)
     told = [decoded(message, KEYS).homes for message in messages]
     assert [len(homes) for homes in told] == [MAX_HOMES, 4]
     other.hear(messages, 0.0)
     assert other.home_of(count, 0.1) == WORKERS[count % 2]
     assert other.home_of(1, 0.1) == ""
-    assert one.telling.dropped == 0
+    assert one.reporter.dropped == 0
     many = range(KEYS_OF_HOME)
     for _ in range(MAX_HOME_KEYS // KEYS_OF_HOME + 1):
         one.turn(many, 0, A, 1.0)
@@ -178,16 +178,16 @@ def test_newcomer_is_told_only_the_latest_homes() -> None:
 
 def test_homes_of_a_router_that_sends_too_many_are_left_out() -> None:
     other = Router("other")
-    introduce(other, RouterNews("one", 1, 1, 0), 0.0)
+    introduce(other, RouterReport("one", 1, 1, 0), 0.0)
     keys = list(range(KEYS_OF_HOME))
-    many = (known_news(A_ID, keys, keys),) * (MAX_HOME_KEYS // KEYS_OF_HOME + 2)
-    other.hear([encoded(RouterNews("one", 1, 2, wall_us(0.0), homes=many), KEYS)], 0.0)
-    assert other.picture.excess_claims == 2
+    many = (known_report(A_ID, keys, keys),) * (MAX_HOME_KEYS // KEYS_OF_HOME + 2)
+    other.hear([encoded(RouterReport("one", 1, 2, wall_us(0.0), homes=many), KEYS)], 0.0)
+    assert other.others.excess_claims == 2
     left = (MARKS_AT_ONCE - MAX_HOME_KEYS) // MAX_HOME_KEYS
     for sequence in range(left + 1):
-        news = RouterNews("one", 1, 3 + sequence, wall_us(0.0), homes=many[2:])
+        news = RouterReport("one", 1, 3 + sequence, wall_us(0.0), homes=many[2:])
         other.hear([encoded(news, KEYS)], 0.0)
-    assert other.picture.excess_claims == 2 + len(many) - 2
-    late = RouterNews("one", 1, 999, wall_us(0.0), homes=(turn_news(A_ID, (7,), 0),))
+    assert other.others.excess_claims == 2 + len(many) - 2
+    late = RouterReport("one", 1, 999, wall_us(0.0), homes=(turn_report(A_ID, (7,), 0),))
     other.hear([encoded(late, KEYS)], 0.0)
-    assert other.picture.excess_claims == 3 + len(many) - 2
+    assert other.others.excess_claims == 3 + len(many) - 2

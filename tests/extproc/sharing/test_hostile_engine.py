@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from extproc.base import address
-from extproc.sharing.carriers import MAX_UNREAD_BYTES, Access, StoreConnection
+from extproc.sharing.carriers import MAX_UNREAD_BYTES, StoreAccess, StoreConnection
 from tests.waiting import until
 
 HELLO = b"%1\r\n+proto\r\n:3\r\n"
@@ -91,7 +91,7 @@ async def attacked(hostile: HostileEngine) -> AsyncIterator[tuple[StoreConnectio
         heard.append(message)
         return 0.0
 
-    access = Access(address.parse_meeting(f"redis://127.0.0.1:{port}"), "kvsteer")
+    access = StoreAccess(address.parse_rendezvous(f"redis://127.0.0.1:{port}"), "kvsteer")
     # on a busy machine the bounds must be met before the time limit is
     engine = StoreConnection(access, hear, lambda: None, 5.0, connect_seconds=60.0)
     running = asyncio.create_task(engine.run())
@@ -107,7 +107,7 @@ async def attacked(hostile: HostileEngine) -> AsyncIterator[tuple[StoreConnectio
 def shares(hostile: HostileEngine, engine: StoreConnection) -> bool:
     """Lets a new connection be greeted, and returns whether what is published is confirmed."""
     hostile.greeting = iter([HELLO])
-    engine.tell([b"news"])
+    engine.send([b"news"])
     return not engine.fault
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 import pytest
 
 from extproc.media.identities import MAX_RUNS, MAX_TOKENS, Identity
-from extproc.media.item_news import ItemNews
+from extproc.media.item_report import ItemReport
 from extproc.sharing.item_reports import MAX_ANSWERED, MAX_ITEM_RUNS, MAX_WAITING, ItemReports
 from extproc.sharing.messages import MAX_ITEMS
 from tests.extproc.sharing.routers import Router, tell_all
@@ -27,7 +27,7 @@ def met() -> tuple[Router, Router]:
 
 def test_item_that_was_learned_is_known_to_the_others() -> None:
     one, other = met()
-    one.telling.items.note(KEY, CAT)
+    one.reporter.items.note(KEY, CAT)
     tell_all([one, other], 1.0)
     assert other.identities.find(KEY) == CAT
 
@@ -35,7 +35,7 @@ def test_item_that_was_learned_is_known_to_the_others() -> None:
 def test_item_whose_ids_take_turns_is_told_and_leaves_the_types_sound() -> None:
     one, other = met()
     turns = Identity(None, (((2**31, 2**31 + 1, 2**31 + 2, 2**31 + 3), 300),))
-    one.telling.items.note(KEY, turns)
+    one.reporter.items.note(KEY, turns)
     tell_all([one, other], 1.0)
     assert other.identities.find(KEY) == turns
     gc.collect()  # ended the process where msgspec had a tuple of fixed length there
@@ -51,7 +51,7 @@ def test_item_whose_ids_take_turns_is_told_and_leaves_the_types_sound() -> None:
 def test_item_that_is_known_to_its_end_stays(before: Identity, after: Identity) -> None:
     one, other = met()
     other.identities.put(KEY, before)
-    one.telling.items.note(KEY, CAT)
+    one.reporter.items.note(KEY, CAT)
     tell_all([one, other], 1.0)
     assert other.identities.find(KEY) == after
 
@@ -86,44 +86,44 @@ def test_message_has_few_items_and_runs() -> None:
     assert [len(reports.take()) for _ in range(3)] == [1, 1, 0]
 
 
-def _too_long(_: ItemNews) -> ItemNews:
-    return ItemNews(KEY, "CAT", ((90, MAX_TOKENS), (91, 1)))
+def _too_long(_: ItemReport) -> ItemReport:
+    return ItemReport(KEY, "CAT", ((90, MAX_TOKENS), (91, 1)))
 
 
-def _lead_beyond(_: ItemNews) -> ItemNews:
-    return ItemNews(KEY, "CAT", ((90, 3),), 3)
+def _lead_beyond(_: ItemReport) -> ItemReport:
+    return ItemReport(KEY, "CAT", ((90, 3),), 3)
 
 
-def _too_many_runs(_: ItemNews) -> ItemNews:
-    return ItemNews(KEY, "CAT", ((90, 1),) * (MAX_RUNS + 1))
+def _too_many_runs(_: ItemReport) -> ItemReport:
+    return ItemReport(KEY, "CAT", ((90, 1),) * (MAX_RUNS + 1))
 
 
-def _short_key(_: ItemNews) -> ItemNews:
-    return ItemNews(b"k", "CAT", ((90, 1),))
+def _short_key(_: ItemReport) -> ItemReport:
+    return ItemReport(b"k", "CAT", ((90, 1),))
 
 
 class Forged(ItemReports):
     """Says one thing, once."""
 
-    def __init__(self, news: ItemNews) -> None:
+    def __init__(self, news: ItemReport) -> None:
         super().__init__()
         self._forged = [(news,)]
 
     def __bool__(self) -> bool:
         return bool(self._forged)
 
-    def take(self) -> tuple[ItemNews, ...]:
+    def take(self) -> tuple[ItemReport, ...]:
         return self._forged.pop() if self._forged else ()
 
 
 @pytest.mark.parametrize("make", [_too_long, _lead_beyond, _too_many_runs, _short_key])
 def test_malformed_items_are_rejected(
-    make: Callable[[ItemNews], ItemNews],
+    make: Callable[[ItemReport], ItemReport],
 ) -> None:
     one, other = met()
-    one.telling.items = Forged(make(ItemNews(KEY, "CAT", ((90, 1),))))
+    one.reporter.items = Forged(make(ItemReport(KEY, "CAT", ((90, 1),))))
     tell_all([one, other], 1.0)
-    assert other.picture.counts["malformed"] == 1
+    assert other.others.counts["malformed"] == 1
     assert other.identities.find(KEY) is None
 
 

@@ -12,17 +12,17 @@ from extproc.routing.claims.claim_table import Claim, ToldBounds, ToldClaim, Tol
 from extproc.routing.claims.marks import LENGTHS, packed
 from extproc.routing.load.endpoint_load import EndpointLoad
 from extproc.routing.load.loads import MAX_TOLD_WINDOWS, Gauges
-from extproc.routing.load.reports import WorkerNews
+from extproc.routing.load.reports import WorkerLoadReport
 from extproc.sharing.messages import (
     MAX_CLAIMS,
     MAX_MARKS,
-    ClaimNews,
-    RouterNews,
+    ClaimReport,
+    RouterReport,
     decoded,
     encoded,
     worker_id,
 )
-from extproc.sharing.picture import (
+from extproc.sharing.other_routers import (
     DRIFT,
     MARKS_AT_ONCE,
     MARKS_PER_SECOND,
@@ -60,8 +60,8 @@ def ticks_heard(listener: Router, messages: Sequence[tuple[float, bytes]]) -> fl
     """Plays messages at their times; returns for how long some router counted, in seconds."""
     counted = 0.0
     for now, message in messages:
-        listener.picture.forget(now)
-        counted += TICK * bool(listener.picture.peers)
+        listener.others.forget(now)
+        counted += TICK * bool(listener.others.peers)
         listener.hear([message], now)
         listener.due(now)
     return counted
@@ -74,7 +74,7 @@ def test_recording_of_an_ended_router_is_ignored(
     one, other = met("one", "other")
     recorded = life_of(one, other, 20)
     end = 20 * TICK + 2 * FORGET_SECONDS + later
-    other.picture.forget(end)
+    other.others.forget(end)
     listener = other if incarnation == 1 else Router("other", incarnation)
     played = [(end + pace * number, one) for number, one in enumerate(3 * recorded)]
     assert ticks_heard(listener, played) == 0.0
@@ -103,8 +103,8 @@ def test_delayed_answer_does_not_admit_its_sender() -> None:
     (answer,) = one.due(0.02)
     assert decoded(answer, KEYS).answers
     other.hear([answer], 0.02 + FORGET_SECONDS)
-    assert not other.picture.peers
-    assert other.picture.counts["unproven"] == 2
+    assert not other.others.peers
+    assert other.others.counts["unproven"] == 2
 
 
 def test_answer_for_another_router_does_not_admit_its_sender() -> None:
@@ -114,20 +114,20 @@ def test_answer_for_another_router_does_not_admit_its_sender() -> None:
     third.hear(hello, 0.0)
     one.hear(other.due(0.01), 0.01)
     third.hear(one.due(0.02), 0.02)
-    assert not third.picture.peers
+    assert not third.others.peers
 
 
 def test_memory_of_strangers_and_ended_routers_is_bounded() -> None:
     other = Router("other")
     for number in range(2 * MAX_STRANGERS):
-        other.hear([encoded(RouterNews(f"r{number}", 1, 1, 0), KEYS)], 0.0)
+        other.hear([encoded(RouterReport(f"r{number}", 1, 1, 0), KEYS)], 0.0)
     challenges = [one for each in other.due(0.0) for one in decoded(each, KEYS).challenges]
     assert len(challenges) <= MAX_STRANGERS
     for number in range(MAX_GONE + 5):
-        introduce(other, RouterNews(f"g{number}", 1, 1, 0), float(number))
-        other.picture.forget(number + 0.5)
-    assert len(other.picture.departed) == MAX_GONE
-    assert len(other.picture.strangers) <= MAX_STRANGERS
+        introduce(other, RouterReport(f"g{number}", 1, 1, 0), float(number))
+        other.others.forget(number + 0.5)
+    assert len(other.others.departed) == MAX_GONE
+    assert len(other.others.strangers) <= MAX_STRANGERS
 
 
 @given(st.integers(2, 2**63 - 1), st.integers(1, 2**63 - 1), st.integers(2, 40))
@@ -135,54 +135,56 @@ def test_liar_under_the_name_of_a_router_silences_no_router(
     incarnation: int, sequence: int, ticks: int
 ) -> None:
     one, other = met("one", "other")
-    introduce(other, RouterNews("one", incarnation, sequence, 0), 0.0)
-    before = other.picture.counts["accepted"]
+    introduce(other, RouterReport("one", incarnation, sequence, 0), 0.0)
+    before = other.others.counts["accepted"]
     for tick in range(ticks):
         now = tick * TICK
         other.hear(_said(one, now), now)
-        lie = RouterNews("one", incarnation, min(sequence + tick + 1, 2**63 - 1), 0)
+        lie = RouterReport("one", incarnation, min(sequence + tick + 1, 2**63 - 1), 0)
         other.hear([encoded(lie, KEYS)], now)
-        other.picture.forget(now)
-    assert other.picture.counts["accepted"] - before >= ticks
+        other.others.forget(now)
+    assert other.others.counts["accepted"] - before >= ticks
     assert other.load(A, ticks * TICK).others == ticks
 
 
 @given(st.integers(0, 2**50), st.integers(0, 2**50), st.sampled_from([0, 1]))
 def test_utilization_is_bounded_for_any_figures(sent: int, lately: int, is_whole: int) -> None:
     other = Router("other")
-    introduce(other, RouterNews("one", 1, 1, 0, is_whole=is_whole > 0), 0.0)
+    introduce(other, RouterReport("one", 1, 1, 0, is_whole=is_whole > 0), 0.0)
     for sequence in range(2, 30):
-        figures = WorkerNews(worker_id(KEYS, A), 0, 0, sent * (sequence % 2), 0, lately)
+        figures = WorkerLoadReport(worker_id(KEYS, A), 0, 0, sent * (sequence % 2), 0, lately)
         other.hear(
-            [encoded(RouterNews("one", 1, sequence, 0, workers=(figures,)), KEYS)],
+            [encoded(RouterReport("one", 1, sequence, 0, workers=(figures,)), KEYS)],
             0.0,
         )
     assert other.load(A, 0.0).utilization <= MAX_TOLD_WINDOWS
-    other.picture.forget(2 * FORGET_SECONDS)
+    other.others.forget(2 * FORGET_SECONDS)
     assert other.load(A, 40.0).utilization < 0.1
     ((_, newcomer),) = other.loads.told([A], 2 * FORGET_SECONDS)
     assert Gauges(*newcomer).lately_tokens <= MAX_TOLD_WINDOWS * 10_000
 
 
-def claims_of(first: int, marks: int, count: int = MAX_CLAIMS) -> tuple[ClaimNews, ...]:
+def claims_of(first: int, marks: int, count: int = MAX_CLAIMS) -> tuple[ClaimReport, ...]:
     keys = packed(range(marks))
-    return tuple(ClaimNews(first + each, worker_id(KEYS, A), keys) for each in range(count))
+    return tuple(ClaimReport(first + each, worker_id(KEYS, A), keys) for each in range(count))
 
 
 @given(st.integers(1, len(LENGTHS)), st.integers(1, MAX_CLAIMS))
 def test_message_is_merged_up_to_its_bound_of_marks(marks: int, count: int) -> None:
     other = Router("other")
-    introduce(other, RouterNews("one", 1, 1, 0), 0.0)
-    other.hear([encoded(RouterNews("one", 1, 2, 0, claims=claims_of(0, marks, count)), KEYS)], 0.0)
+    introduce(other, RouterReport("one", 1, 1, 0), 0.0)
+    other.hear(
+        [encoded(RouterReport("one", 1, 2, 0, claims=claims_of(0, marks, count)), KEYS)], 0.0
+    )
     taken = len(other.knows("one").claims)
     assert taken == min(count, MAX_MARKS // marks)
-    assert other.picture.excess_claims == count - taken
+    assert other.others.excess_claims == count - taken
 
 
 @pytest.mark.parametrize("seconds", [0.0, 13.0])
 def test_claims_of_a_router_are_bounded(seconds: float) -> None:
     other = Router("other")
-    introduce(other, RouterNews("one", 1, 1, 0), 0.0)
+    introduce(other, RouterReport("one", 1, 1, 0), 0.0)
     recorded = Counter[str]()
     record = other.sent.record_told
 
@@ -202,7 +204,7 @@ def test_claims_of_a_router_are_bounded(seconds: float) -> None:
         now = seconds * sequence / 3_000
         begun = claims_of(sequence * MAX_CLAIMS, 25)
         over = tuple(one.number for one in begun)
-        news = RouterNews("one", 1, sequence, wall_us(now), claims=begun, ended=over)
+        news = RouterReport("one", 1, sequence, wall_us(now), claims=begun, ended=over)
         other.hear([encoded(news, KEYS)], now)
     assert MARKS_AT_ONCE - 25 <= recorded["n"] <= MARKS_AT_ONCE + seconds * MARKS_PER_SECOND
 
@@ -214,7 +216,7 @@ def test_honest_router_is_within_the_bounds_with_its_longest_prompts() -> None:
         one.send(A, marks, 0.0)
     other.hear(one.due(0.0), 0.0)
     assert len(other.knows("one").claims) == 400
-    assert other.picture.excess_claims == 0
+    assert other.others.excess_claims == 0
 
 
 SILENCES = st.lists(st.floats(TICK, FORGET_SECONDS * 0.9), min_size=1, max_size=20)
@@ -227,7 +229,7 @@ def test_slow_router_stays_known(silences: list[float]) -> None:
     now = 0.0
     for silence in silences:
         now += silence
-        assert not other.picture.forget(now)
+        assert not other.others.forget(now)
         other.hear(_said(one, now), now)
     assert other.knows("one").since == since
 

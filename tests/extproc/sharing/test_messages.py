@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from extproc.routing.claims.marks import LENGTHS, Marks, packed
 from extproc.routing.load.loads import Gauges
-from extproc.routing.load.reports import MAX_WORKERS, WorkerNews
+from extproc.routing.load.reports import MAX_WORKERS, WorkerLoadReport
 from extproc.sharing.messages import (
     KEYS_OF_HOME,
     MAGIC,
@@ -18,21 +18,21 @@ from extproc.sharing.messages import (
     MAX_HOMES,
     MAX_OVER,
     Challenge,
-    ClaimNews,
+    ClaimReport,
     HomeKind,
-    HomeNews,
+    HomeReport,
     MessageError,
-    OutlineNews,
-    RouterNews,
-    claim_news,
+    OutlineReport,
+    RouterReport,
+    claim_report,
     decoded,
     encoded,
     is_from,
     keys_of,
-    known_news,
+    known_report,
     seal_of,
     sender_tag,
-    turn_news,
+    turn_report,
     worker_id,
 )
 from tests.extproc.sharing.routers import KEYS, Router
@@ -49,26 +49,26 @@ OUTLINES = st.dictionaries(st.integers(1, 63), st.integers(0, 2**64 - 1), min_si
 KEY = st.integers(0, 2**64 - 1)
 KNOWN = st.dictionaries(KEY, st.integers(0, 2**40), min_size=1, max_size=KEYS_OF_HOME)
 HOMES = (
-    st.builds(turn_news, NUMBER, st.lists(KEY, min_size=1, max_size=3), KEY)
+    st.builds(turn_report, NUMBER, st.lists(KEY, min_size=1, max_size=3), KEY)
     | st.builds(
-        lambda worker, known: known_news(worker, list(known), list(known.values())), NUMBER, KNOWN
+        lambda worker, known: known_report(worker, list(known), list(known.values())), NUMBER, KNOWN
     )
-    | st.builds(HomeNews, NUMBER, MARK_KEYS.map(packed), st.just(HomeKind.OVER))
+    | st.builds(HomeReport, NUMBER, MARK_KEYS.map(packed), st.just(HomeKind.OVER))
 )
 NEWS = st.builds(
-    RouterNews,
+    RouterReport,
     NAME,
     NUMBER,
     NUMBER,
     NUMBER,
     st.booleans(),
     st.booleans(),
-    st.lists(st.builds(WorkerNews, NUMBER, COUNT, *[TOKENS] * 4), max_size=3).map(tuple),
-    st.lists(st.builds(ClaimNews, NUMBER, NUMBER, MARK_KEYS.map(packed)), max_size=3).map(tuple),
+    st.lists(st.builds(WorkerLoadReport, NUMBER, COUNT, *[TOKENS] * 4), max_size=3).map(tuple),
+    st.lists(st.builds(ClaimReport, NUMBER, NUMBER, MARK_KEYS.map(packed)), max_size=3).map(tuple),
     *[st.lists(NUMBER, max_size=3).map(tuple)] * 2,
     st.lists(st.builds(Challenge, TAG, NUMBER), max_size=3).map(tuple),
     st.lists(NUMBER, max_size=3).map(tuple),
-    st.lists(st.builds(claim_news, NUMBER, NUMBER, OUTLINES), max_size=3).map(tuple),
+    st.lists(st.builds(claim_report, NUMBER, NUMBER, OUTLINES), max_size=3).map(tuple),
     st.lists(HOMES, max_size=3).map(tuple),
 )
 
@@ -87,7 +87,7 @@ def sealed(body: bytes) -> bytes:
 
 
 @given(NEWS)
-def test_decoded_inverts_encoded(news: RouterNews) -> None:
+def test_decoded_inverts_encoded(news: RouterReport) -> None:
     assert decoded(encoded(news, KEYS), KEYS) == news
 
 
@@ -98,7 +98,9 @@ def test_decoded_refuses_any_unsealed_bytes(wire: bytes) -> None:
 
 
 @given(NEWS, st.data())
-def test_decoded_refuses_a_message_changed_anywhere(news: RouterNews, data: st.DataObject) -> None:
+def test_decoded_refuses_a_message_changed_anywhere(
+    news: RouterReport, data: st.DataObject
+) -> None:
     wire = bytearray(encoded(news, KEYS))
     wire[data.draw(st.integers(0, len(wire) - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(MessageError) as refused:
@@ -107,7 +109,7 @@ def test_decoded_refuses_a_message_changed_anywhere(news: RouterNews, data: st.D
 
 
 @given(NEWS, st.data())
-def test_decoded_refuses_a_truncated_message(news: RouterNews, data: st.DataObject) -> None:
+def test_decoded_refuses_a_truncated_message(news: RouterReport, data: st.DataObject) -> None:
     wire = encoded(news, KEYS)
     with pytest.raises(MessageError) as refused:
         decoded(wire[: data.draw(st.integers(0, len(wire) - 1))], KEYS)
@@ -117,15 +119,15 @@ def test_decoded_refuses_a_truncated_message(news: RouterNews, data: st.DataObje
 @given(FIELDS)
 def test_hear_accepts_any_sealed_news_within_bounds_or_refuses_it(one: object) -> None:
     router = Router("b")
-    router.picture.hear(sealed(msgspec.msgpack.encode(one)), 1.0, 0)
-    assert router.picture.counts.total() == 1
+    router.others.hear(sealed(msgspec.msgpack.encode(one)), 1.0, 0)
+    assert router.others.counts.total() == 1
 
 
 @given(st.binary(max_size=200))
 def test_hear_accepts_any_sealed_body_within_bounds_or_refuses_it(body: bytes) -> None:
     router = Router("b")
-    router.picture.hear(sealed(body), 1.0, 0)
-    assert router.picture.counts.total() == 1
+    router.others.hear(sealed(body), 1.0, 0)
+    assert router.others.counts.total() == 1
 
 
 @pytest.mark.parametrize(
@@ -181,15 +183,15 @@ def test_decoded_refuses_deep_nesting() -> None:
 
 
 def test_decoded_accepts_the_longest_message() -> None:
-    news = RouterNews(
+    news = RouterReport(
         "o" * 64, 2**63 - 1, 2**63 - 1, 2**63 - 1, True, True,
-        (WorkerNews(2**63 - 1, 1_000_000, *[2**50] * 4),) * MAX_WORKERS,
-        tuple(ClaimNews(2**63 - 1, 1, bytes(8 * len(LENGTHS))) for _ in range(MAX_CLAIMS)),
+        (WorkerLoadReport(2**63 - 1, 1_000_000, *[2**50] * 4),) * MAX_WORKERS,
+        tuple(ClaimReport(2**63 - 1, 1, bytes(8 * len(LENGTHS))) for _ in range(MAX_CLAIMS)),
         (2**63 - 1,) * MAX_OVER,
         (2**63 - 1,) * MAX_OVER,
         (Challenge(bytes(8), 2**63 - 1),) * MAX_CHALLENGES,
         (2**63 - 1,) * MAX_CHALLENGES,
-        homes=(turn_news(2**63 - 1, (1,) * (MAX_HOME_KEYS // MAX_HOMES), 2**64 - 1),) * MAX_HOMES,
+        homes=(turn_report(2**63 - 1, (1,) * (MAX_HOME_KEYS // MAX_HOMES), 2**64 - 1),) * MAX_HOMES,
     )  # fmt: skip
     wire = encoded(news, KEYS)
     assert len(wire) <= MAX_BYTES
@@ -200,11 +202,11 @@ def test_decoded_accepts_the_longest_message() -> None:
 
 def test_decoded_skips_fields_of_a_later_version() -> None:
     body = msgspec.msgpack.encode(["a", 1, 1, 0, False, False, *[[]] * 9, "later", {"more": 1}])
-    assert decoded(sealed(body), KEYS) == RouterNews("a", 1, 1, 0)
+    assert decoded(sealed(body), KEYS) == RouterReport("a", 1, 1, 0)
 
 
 def test_decoded_distinguishes_another_secret_from_another_version() -> None:
-    wire = encoded(RouterNews("a", 1, 1, 0), keys_of(b"another secret"))
+    wire = encoded(RouterReport("a", 1, 1, 0), keys_of(b"another secret"))
     with pytest.raises(MessageError, match="other_secret"):
         decoded(wire, KEYS)
     with pytest.raises(MessageError, match="other_version"):
@@ -212,18 +214,18 @@ def test_decoded_distinguishes_another_secret_from_another_version() -> None:
 
 
 def test_is_from_matches_own_messages_unread() -> None:
-    wire = encoded(RouterNews("a", 7, 1, 0), KEYS)
+    wire = encoded(RouterReport("a", 7, 1, 0), KEYS)
     assert is_from(wire, sender_tag("a", 7))
     assert not is_from(wire, sender_tag("a", 8))
 
 
 def test_encoded_worker_has_about_24_bytes() -> None:
-    one = WorkerNews(worker_id(KEYS, "10.0.0.1:8000"), 9, 9_000, 9_000_000, 20_000, 30_000)
+    one = WorkerLoadReport(worker_id(KEYS, "10.0.0.1:8000"), 9, 9_000, 9_000_000, 20_000, 30_000)
     empty, full = (
-        encoded(RouterNews("a", 1, 1, 0, workers=(one,) * count), KEYS) for count in (0, 100)
+        encoded(RouterReport("a", 1, 1, 0, workers=(one,) * count), KEYS) for count in (0, 100)
     )
     assert 20 < (len(full) - len(empty)) / 100 < 28
-    assert WorkerNews.__struct_fields__[1:] == Gauges._fields
+    assert WorkerLoadReport.__struct_fields__[1:] == Gauges._fields
 
 
 def test_marks_and_worker_ids_are_keyed_by_the_secret() -> None:
@@ -234,18 +236,18 @@ def test_marks_and_worker_ids_are_keyed_by_the_secret() -> None:
 
 def test_claim_of_known_tokens_leaves_its_lengths_out() -> None:
     keys = packed([3, 2**64 - 1])
-    assert claim_news(1, 2, Marks(LENGTHS[:2], keys)) == ClaimNews(1, 2, keys)
+    assert claim_report(1, 2, Marks(LENGTHS[:2], keys)) == ClaimReport(1, 2, keys)
 
 
 @given(OUTLINES)
 def test_outline_is_the_same_after_a_message(marks: Marks) -> None:
-    told = claim_news(1, 2, marks)
-    assert isinstance(told, OutlineNews)
+    told = claim_report(1, 2, marks)
+    assert isinstance(told, OutlineReport)
     assert (told.keys, struct.unpack(f"<{told.mark_count}I", told.lengths)) == (
         marks.keys,
         marks.lengths,
     )
-    assert decoded(encoded(RouterNews("a", 1, 1, 0, outlines=(told,)), KEYS), KEYS).outlines == (
+    assert decoded(encoded(RouterReport("a", 1, 1, 0, outlines=(told,)), KEYS), KEYS).outlines == (
         told,
     )
 
@@ -254,6 +256,6 @@ def test_outline_is_the_same_after_a_message(marks: Marks) -> None:
     "lengths", [b"\1\0\0\0", b"\1\0\0\0" * 2, b"\2\0\0\0\1\0\0\0", b"\xff" * 8]
 )
 def test_outline_without_ascending_lengths_is_malformed(lengths: bytes) -> None:
-    told = OutlineNews(1, 2, packed((1, 2)), lengths)
+    told = OutlineReport(1, 2, packed((1, 2)), lengths)
     with pytest.raises(MessageError, match="malformed"):
-        decoded(encoded(RouterNews("a", 1, 1, 0, outlines=(told,)), KEYS), KEYS)
+        decoded(encoded(RouterReport("a", 1, 1, 0, outlines=(told,)), KEYS), KEYS)

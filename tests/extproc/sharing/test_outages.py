@@ -5,7 +5,7 @@ from extproc.sharing.outages import (
     HALVED_SECONDS,
     LASTING_SECONDS,
     SETTLED_SECONDS,
-    OutageNews,
+    OutageNote,
     Outages,
 )
 
@@ -16,7 +16,7 @@ TIMES = st.lists(
 )
 
 
-def seen(times: list[tuple[float, float]], now: float = 1_000.0) -> tuple[list[OutageNews], float]:
+def seen(times: list[tuple[float, float]], now: float = 1_000.0) -> tuple[list[OutageNote], float]:
     """What is logged of these outages, and how long all of it lasts."""
     outages, began = Outages(), now
     found = []
@@ -55,7 +55,7 @@ def test_end_of_an_outage_is_logged_exactly_if_its_begin_was(
 def test_outage_after_a_quiet_time_is_logged_again() -> None:
     many = [(1.0, 2.0)] * 20
     found, _ = seen([*many, (1.0, 5 * HALVED_SECONDS), (1.0, 2.0)])
-    assert found[-2:] == [OutageNews("down", 1), OutageNews("", 1)]
+    assert found[-2:] == [OutageNote("down", 1), OutageNote("", 1)]
 
 
 def test_outage_that_lasts_is_logged_once_however_many_there_were() -> None:
@@ -65,14 +65,14 @@ def test_outage_that_lasts_is_logged_once_however_many_there_were() -> None:
         outages.look("", 10.0 * number + SETTLED_SECONDS)
     began = 20.0 + 10.0
     assert [outages.look("a", began + second) for second in range(3)] == [
-        OutageNews("a", 4),
+        OutageNote("a", 4),
         None,
         None,
     ]
     outages.look("", began + 5)
     began += 10
     found = [outages.look("b", began + second) for second in range(200)]
-    assert found.index(OutageNews("b", 5)) == LASTING_SECONDS
+    assert found.index(OutageNote("b", 5)) == LASTING_SECONDS
     assert found.count(None) == 199
 
 

@@ -4,25 +4,25 @@ from msgspec.structs import astuple
 
 from extproc.routing.claims.marks import NO_MARKS, Marks, packed
 from extproc.routing.load.reports import MAX_WORKERS
-from extproc.sharing.messages import MAX_CHALLENGES, MAX_CLAIMS, RouterNews, decoded
+from extproc.sharing.messages import MAX_CHALLENGES, MAX_CLAIMS, RouterReport, decoded
 from extproc.sharing.reporter import LEAST_UNCACHED_TOKENS, WHOLE_SECONDS
 from tests.extproc.sharing.routers import KEYS, WORKERS, Router
 
 A, B = WORKERS
 
 
-def said(router: Router, now: float) -> list[RouterNews]:
+def said(router: Router, now: float) -> list[RouterReport]:
     return [decoded(message, KEYS) for message in router.due(now)]
 
 
 def test_first_message_is_a_hello() -> None:
     router = Router("one")
-    assert router.telling.secret == KEYS.marks
+    assert router.reporter.secret == KEYS.marks
     (first,) = said(router, 0.0)
     assert (first.origin, first.incarnation, first.sequence, first.is_hello) == ("one", 1, 1, True)
     router.loads.begin(A, 10, 0.01)
     assert [one.is_hello for one in said(router, 0.01)] == [False]
-    router.telling.hello()
+    router.reporter.hello()
     assert [one.is_hello for one in said(router, 0.02)] == [True]
 
 
@@ -68,8 +68,8 @@ def test_compose_holds_everything_once_for_a_newcomer() -> None:
     router.loads.begin(A, 10, 0.0)
     router.send(A, Marks((64,), packed((1,))), 0.0)
     router.due(0.0)
-    router.telling.note_hello()
-    router.telling.note_hello()
+    router.reporter.note_hello()
+    router.reporter.note_hello()
     assert router.due(0.01) == []  # all was sent a moment ago
     (answer,) = said(router, 0.3)
     assert (len(answer.workers), len(answer.claims)) == (1, 1)
@@ -80,8 +80,8 @@ def test_compose_omits_requests_with_few_uncached_tokens() -> None:
     router = Router("one")
     claim = router.send(A, Marks((64,), packed((1,))), 0.0, LEAST_UNCACHED_TOKENS - 1)
     router.send(A, NO_MARKS, 0.0)
-    router.telling.end(claim)
-    router.telling.withdraw(claim)
+    router.reporter.end(claim)
+    router.reporter.withdraw(claim)
     (news,) = said(router, 0.0)
     assert (news.claims, news.ended, news.withdrawn) == ((), (), ())
 
@@ -111,13 +111,13 @@ def test_withdrawn_leaves_other_routers_as_without_the_request(
     one, other, sound = Router("one"), Router("other"), Router("sound")
     marks = Marks((64, 128), packed((1, 2)))
     for claim in [one.send(A, marks, 0.0) for _ in range(older)]:
-        one.telling.end(claim)
+        one.reporter.end(claim)
     both = one.due(0.0)
     other.hear(both, 0.0)
     sound.hear(both, 0.0)
     for is_elsewhere in fates:
         worker = B if is_elsewhere else A
-        one.telling.withdraw(one.send(worker, marks, 1.0))
+        one.reporter.withdraw(one.send(worker, marks, 1.0))
     other.hear(one.due(1.0), 1.0)
     for now in (1.0, 1.5, 5.0, 500.0):
         assert other.sent.expected(marks, now) == sound.sent.expected(marks, now)
@@ -128,15 +128,15 @@ def test_pending_news_are_bounded() -> None:
     router = Router("one", workers=workers, max_open=3, max_waiting=2)
     claims = [router.send(worker, Marks((64,), packed((1,))), 0.0) for worker in workers]
     for claim in claims:
-        router.telling.end(claim)
+        router.reporter.end(claim)
     (news,) = said(router, 0.0)
-    assert router.telling.dropped == 4
+    assert router.reporter.dropped == 4
     assert (len(news.claims), len(news.ended)) == (2, 2)
 
 
 def test_answers_of_a_message_are_bounded() -> None:
     router = Router("one")
     for number in range(MAX_CHALLENGES + 1):
-        router.telling.answer(number)
+        router.reporter.answer(number)
     (first, *_) = said(router, 0.0)
     assert first.answers == tuple(range(MAX_CHALLENGES))

@@ -25,9 +25,9 @@ from extproc.routing.claims.homes import Homes
 from extproc.routing.load.endpoint_load import EndpointLoad
 from extproc.routing.load.loads import Loads
 from extproc.sharing.carriers import MAX_UNREAD_BYTES
-from extproc.sharing.messages import RouterNews, decoded, encoded
+from extproc.sharing.messages import RouterReport, decoded, encoded
 from extproc.sharing.reporter import Reporter
-from extproc.sharing.sharing import Sharing, SharingCollector, telling_of
+from extproc.sharing.sharing import Sharing, SharingCollector, reporter_of
 from tests.extproc.sharing.engine_process import EngineProcess, needs_engine, running_engine
 from tests.extproc.sharing.routers import WORKERS
 from tests.faults import said
@@ -69,10 +69,10 @@ class Clock:
 class Part:
     """One router's part in sharing."""
 
-    def __init__(self, sharing: Sharing, fleet: Fleet, telling: Reporter, clock: Clock) -> None:
+    def __init__(self, sharing: Sharing, fleet: Fleet, reporter: Reporter, clock: Clock) -> None:
         self.sharing = sharing
         self.fleet = fleet
-        self.telling = telling
+        self.reporter = reporter
         self.clock = clock
 
     def others(self, worker: str = A) -> float:
@@ -85,7 +85,7 @@ class Part:
         return bool(self.sharing.hindrance())
 
     def hears(self) -> bool:
-        return bool(self.sharing.picture.peers)
+        return bool(self.sharing.others.peers)
 
 
 class Sender:
@@ -111,13 +111,13 @@ class Sender:
 @asynccontextmanager
 async def part(**options: Any) -> AsyncIterator[Part]:
     chosen = Options(**options)
-    telling = telling_of(chosen)
-    fleet, clock = Fleet(telling.touched), Clock()
-    sent, homes = ClaimTable(telling.secret), Homes(telling.secret)
-    sharing = Sharing(chosen, telling, fleet, sent, homes, clock)
+    reporter = reporter_of(chosen)
+    fleet, clock = Fleet(reporter.touched), Clock()
+    sent, homes = ClaimTable(reporter.secret), Homes(reporter.secret)
+    sharing = Sharing(chosen, reporter, fleet, sent, homes, clock)
     sharing.start()
     try:
-        yield Part(sharing, fleet, telling, clock)
+        yield Part(sharing, fleet, reporter, clock)
     finally:
         await sharing.close()
 
@@ -274,7 +274,7 @@ async def test_routers_with_another_secret_or_channel_share_no_load(tmp_path: Pa
         part(url=engine.url, secret_file=str(tmp_path / "second")) as other,
         part(url=engine.url, channel="elsewhere") as third,
     ):
-        await until(lambda: other.sharing.picture.counts["other_secret"] > 3, "told apart")
+        await until(lambda: other.sharing.others.counts["other_secret"] > 3, "told apart")
         assert not any(each.hears() for each in (one, other, third))
 
 
@@ -284,8 +284,8 @@ async def test_invalid_messages_are_counted_and_ignored(tmp_path: Path) -> None:
         for _ in range(3):
             await engine.ask("PUBLISH", "kvsteer", "x" * 100)
         await engine.ask("PUBLISH", "kvsteer", "")
-        await until(lambda: one.sharing.picture.counts["other_version"] == 3, "counted")
-        await until(lambda: one.sharing.picture.counts["wrong_size"] == 1, "counted")
+        await until(lambda: one.sharing.others.counts["other_version"] == 3, "counted")
+        await until(lambda: one.sharing.others.counts["wrong_size"] == 1, "counted")
         other.send()
         await until(lambda: one.others() == 1, "shared")
 
@@ -296,7 +296,7 @@ async def test_flood_uses_a_bounded_share_of_the_time(tmp_path: Path) -> None:
         sender = Sender(engine.port)
         for _ in range(400):
             await sender.publish(60_000)
-        await until(lambda: one.sharing.picture.counts["other_version"] >= 50, "heard")
+        await until(lambda: one.sharing.others.counts["other_version"] >= 50, "heard")
         await sender.close()
         assert one.sharing.hearing.worked_seconds < 0.1
 
@@ -307,7 +307,7 @@ async def test_messages_with_the_own_tag_count_against_the_budget(
     async with part(url=f"directory:{tmp_path}") as one:
         one.sharing.hearing.most_seconds = 0.0
         own = encoded(
-            RouterNews(one.telling.origin, one.telling.incarnation, 1, 0), one.telling.keys
+            RouterReport(one.reporter.origin, one.reporter.incarnation, 1, 0), one.reporter.keys
         )
         assert max(one.sharing.hear(own) for _ in range(3)) > 0.0
         assert not one.sharing.received_bytes
@@ -348,7 +348,7 @@ async def test_flooded_router_hears_the_rest_afterwards(tmp_path: Path) -> None:
         sender = Sender(engine.port)
         for _ in range(20):
             await sender.publish(1_000)
-        await until(lambda: one.sharing.picture.counts["other_version"] == 20, "heard")
+        await until(lambda: one.sharing.others.counts["other_version"] == 20, "heard")
         await sender.close()
 
 
@@ -413,15 +413,15 @@ async def test_added_workers_are_known_from_then_on(tmp_path: Path) -> None:
         record = other.fleet.endpoints.pop(A)
         other.fleet.changed = asyncio.Event()
         one.send()
-        await until(lambda: other.sharing.picture.unknown_workers > 0, "not known")
+        await until(lambda: other.sharing.others.unknown_workers > 0, "not known")
         other.fleet.endpoints[A] = record
         other.fleet.changed = asyncio.Event()
-        await until(lambda: other.others() == 1, "known by the next whole picture")
+        await until(lambda: other.others() == 1, "known by the next whole report")
 
 
 async def test_sharing_metrics_count_messages(tmp_path: Path) -> None:
     async with two(url=f"directory:{tmp_path}") as (one, other):
-        await until(lambda: one.sharing.picture.counts["accepted"] > 3, "heard")
+        await until(lambda: one.sharing.others.counts["accepted"] > 3, "heard")
         shown = {
             (sample.name, *sample.labels.values()): sample.value
             for family in SharingCollector(one.sharing).collect()
@@ -437,20 +437,20 @@ async def test_sharing_metrics_count_messages(tmp_path: Path) -> None:
 
 def test_unusable_secret_ends_the_start(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"sharing.secret_file: .*: No such file"):
-        telling_of(Options("directory:/x", secret_file=str(tmp_path / "none")))
+        reporter_of(Options("directory:/x", secret_file=str(tmp_path / "none")))
     (tmp_path / "short").write_text("short\n")
     with pytest.raises(StartError, match="has 5 bytes; 16 are the least"):
-        telling_of(Options("directory:/x", secret_file=str(tmp_path / "short")))
+        reporter_of(Options("directory:/x", secret_file=str(tmp_path / "short")))
 
 
 def test_router_has_a_name_of_its_own() -> None:
-    assert str(os.getpid()) in telling_of(Options("directory:/x")).origin
+    assert str(os.getpid()) in reporter_of(Options("directory:/x")).origin
 
 
 def test_router_name_is_valid_for_any_host_name() -> None:
-    telling = telling_of(Options("directory:/x"), "Zoë's host " * 9)
-    (message,) = telling.compose(Loads({}), 0.0, 0)
-    assert decoded(message, telling.keys).origin == telling.origin
+    reporter = reporter_of(Options("directory:/x"), "Zoë's host " * 9)
+    (message,) = reporter.compose(Loads({}), 0.0, 0)
+    assert decoded(message, reporter.keys).origin == reporter.origin
 
 
 async def test_start_error_names_the_missing_extra(
@@ -471,10 +471,10 @@ async def test_pause_of_a_router_is_not_taken_for_silence_of_others(
         await until(lambda: other.others() == 1, "shared")
         for part in (one, other):  # as on a machine that was busy with something else
             part.clock.ahead_seconds += 3_600.0
-        heard = [part.sharing.picture.counts["accepted"] for part in (one, other)]
+        heard = [part.sharing.others.counts["accepted"] for part in (one, other)]
         await until(
             lambda: all(
-                part.sharing.picture.counts["accepted"] > before
+                part.sharing.others.counts["accepted"] > before
                 for part, before in zip((one, other), heard, strict=True)
             ),
             "they hear each other again",
@@ -509,5 +509,5 @@ async def test_request_is_sent_at_once_after_an_idle_time(
     async with part(name="one", **options) as one, part(name="other", **options) as other:
         await until(lambda: not one.is_alone() and not other.is_alone(), "they are there")
         one.send()
-        one.telling.begin([], A, 500)
+        one.reporter.begin([], A, 500)
         await until(lambda: other.others() == 1, "the other hears of it long before the next tick")

@@ -19,7 +19,7 @@ from extproc.base.errors import RequestError, StartError
 from extproc.config.schema import Model
 from extproc.requests.prompt import CUT, Chat, Text
 from extproc.tokenizing.added_tokens import (
-    Loaded,
+    LoadedTokens,
     ModelIds,
     TokenFiles,
     are_alike,
@@ -76,7 +76,7 @@ def test_tokens_in_no_doubt_are_those_of_both_releases(tmp_path: Path, number: i
     assert_as_loaded(tmp_path / "m", row["loaded"])
 
 
-def ways_of(files: Files) -> list[Loaded]:
+def ways_of(files: Files) -> list[LoadedTokens]:
     settings = files["tokenizer_config.json"]
     special_map, listed = files.get("special_tokens_map.json"), files.get("added_tokens.json")
     layout = [AddedToken(number, **token) for number, token in layout_of(files["tokenizer.json"])]
@@ -92,7 +92,7 @@ def layout_of(tokens: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any
     yield from sorted(found, key=lambda pair: pair[0])
 
 
-def table_of(one: Loaded) -> tuple[Any, Any]:
+def table_of(one: LoadedTokens) -> tuple[Any, Any]:
     flags = ("id", "content", "single_word", "lstrip", "rstrip", "normalized", "special")
     added = [[getattr(token, flag) for flag in flags] for token in one.added.values()]
     return sorted(added), {name: text for name, text in one.named.items() if text}
@@ -207,7 +207,7 @@ def test_text_listed_twice_with_other_flags_is_a_doubt() -> None:
     assert not are_alike(ways, splits_special=False, reads=lambda _: True)
 
 
-def ways_in_5(special_map: Mapping[str, Any], **settings: Any) -> list[Loaded]:
+def ways_in_5(special_map: Mapping[str, Any], **settings: Any) -> list[LoadedTokens]:
     files = TokenFiles(settings, special_map, None, [])
     return loaded_in_all_ways(files, MODEL, "TokenizersBackend", None)
 

@@ -14,7 +14,7 @@ from extproc.requests.dialect import NEWEST, dialect_of
 from extproc.requests.prompt import DAYS, EVEN_DAY, IN_CODE, INLINE_SYSTEM, ODD_DAY, Chat
 from extproc.requests.request import CHAT_PATH, parse
 from extproc.tokenizing.encoder_choice import choose
-from extproc.tokenizing.families import InCode
+from extproc.tokenizing.families import CodeRendering
 from extproc.tokenizing.segment_encoder import segment_texts
 from extproc.tokenizing.tokens import ChatTemplates, Tokenizer
 from extproc.tokenizing.vocabulary import Vocabulary
@@ -172,7 +172,7 @@ class Fixed:
         return (MARKS.joined(["ab", 7, "c"]) if self.marks else "hello"), 0
 
 
-def tokenizer_of(code: InCode) -> Tokenizer:
+def tokenizer_of(code: CodeRendering) -> Tokenizer:
     library = Tokenizers.from_file(str(TINY_MODEL / "tokenizer.json"))
     return Tokenizer(
         choose(library, "tiny", 1 << 20), ChatTemplates({}), Vocabulary(library, forms=0), code
@@ -180,7 +180,7 @@ def tokenizer_of(code: InCode) -> Tokenizer:
 
 
 def test_segments_are_tokenized_by_their_own_encoder() -> None:
-    code = InCode(Fixed(in_segments=True), segment_texts(Pairs(), MARKS, 1 << 20))
+    code = CodeRendering(Fixed(in_segments=True), segment_texts(Pairs(), MARKS, 1 << 20))
     tokenizer = tokenizer_of(code)
     pairs = Pairs().ids(["ab", "c"])
     assert tokenizer.encode(CHAT).tolist() == [*pairs[0], 7, *pairs[1]]
@@ -188,7 +188,7 @@ def test_segments_are_tokenized_by_their_own_encoder() -> None:
 
 
 def test_text_of_a_renderer_is_tokenized_by_the_models_own_encoder() -> None:
-    tokenizer = tokenizer_of(InCode(Fixed(in_segments=False)))
+    tokenizer = tokenizer_of(CodeRendering(Fixed(in_segments=False)))
     assert tokenizer.text_of(tokenizer.encode(CHAT)) == "hello"
     assert tokenizer.start(CHAT).forms & IN_CODE
 
@@ -196,6 +196,6 @@ def test_text_of_a_renderer_is_tokenized_by_the_models_own_encoder() -> None:
 @pytest.mark.parametrize("in_segments", [True, False])
 def test_conversation_with_media_is_refused(in_segments: bool) -> None:
     texts = segment_texts(Pairs(), MARKS, 1 << 20) if in_segments else None
-    tokenizer = tokenizer_of(InCode(Fixed(in_segments=in_segments), texts))
+    tokenizer = tokenizer_of(CodeRendering(Fixed(in_segments=in_segments), texts))
     with pytest.raises(RequestError, match="unsupported_media"):
         tokenizer.encode(Chat([IMAGE], {}, has_media=True))

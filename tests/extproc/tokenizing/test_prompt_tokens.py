@@ -21,7 +21,14 @@ from extproc.fleet.workers import Workers
 from extproc.observing.decisions import Timeline
 from extproc.observing.metrics import Metrics
 from extproc.requests.costly_json import INLINE_BYTES
-from extproc.requests.prompt import CONVERSATION, GIVEN, Given, InferenceRequest, Prompt, Text
+from extproc.requests.prompt import (
+    CONVERSATION,
+    GIVEN,
+    InferenceRequest,
+    Prompt,
+    Text,
+    TokenIds,
+)
 from extproc.requests.request import CHAT_PATH, COMPLETIONS_PATH, Head, Models, RoutingRequest
 from extproc.requests.request import parse as parse_request
 from extproc.running.app import remote_tokenizers
@@ -33,11 +40,11 @@ from extproc.tokenizing.prompt_tokens import (
     MAX_WAITING,
     MAX_WAITING_BYTES,
     TOKENIZER_THREADS,
-    Keyed,
+    KeyedPrompts,
     PromptTokens,
     ThreadUse,
 )
-from extproc.tokenizing.tokens import Started, Tokenizer
+from extproc.tokenizing.tokens import StartedPrompt, Tokenizer
 from kvstate.fleet import FollowedWorkers
 from simulator.server import running
 from simulator.settings import TINY_MODEL, Settings
@@ -121,8 +128,8 @@ async def test_token_ids_need_no_worker() -> None:
 
 async def test_ids_in_place_of_a_conversation_need_no_tokenizer() -> None:
     tokens = PromptTokens({}, 60.0)
-    request = InferenceRequest("m", [Given(array("I", [1, 2]))])
-    expected = Keyed([array("I", [1, 2])], GIVEN)
+    request = InferenceRequest("m", [TokenIds(array("I", [1, 2]))])
+    expected = KeyedPrompts([array("I", [1, 2])], GIVEN)
     assert await tokens.tokenize(request, "tiny", 1) == expected
     assert tokens.tokenize_inline(request, "tiny", ThreadUse()) == expected
     tokens.close()
@@ -131,13 +138,13 @@ async def test_ids_in_place_of_a_conversation_need_no_tokenizer() -> None:
 async def test_ids_of_a_response_count_where_the_model_is_known_not_to_be_rendered_in_code() -> (
     None
 ):
-    class InCode:
+    class CodeRendering:
         renders_in_code = True
 
     templated: Any = Tokenizer.load(Model("tiny", tokenizer=str(TINY_MODEL)))
-    known: dict[str, Any] = {"tiny": templated, "code": InCode()}
+    known: dict[str, Any] = {"tiny": templated, "code": CodeRendering()}
     tokens = PromptTokens(known, 60.0)
-    given = Given(array("I", [1, 2]), is_response=True)
+    given = TokenIds(array("I", [1, 2]), is_response=True)
     request = InferenceRequest("m", [given])
     assert (await tokens.tokenize(request, "tiny", 1)).tokens == [given.ids]
     assert templated.encode(given) is given.ids
@@ -172,7 +179,9 @@ async def test_local_tokens_are_equal_inline_and_in_a_thread(text: str) -> None:
     tokens = PromptTokens({"tiny": tokenizer}, 60.0)
     request = parse_request(CHAT_PATH, chat(text))
     expected = [tokenizer.encode(request.prompts[0])]
-    assert await tokens.tokenize(request, "tiny", len(chat(text))) == Keyed(expected, CONVERSATION)
+    assert await tokens.tokenize(request, "tiny", len(chat(text))) == KeyedPrompts(
+        expected, CONVERSATION
+    )
     texts = parse_request(COMPLETIONS_PATH, json.dumps({"prompt": [text, text]}).encode())
     both = (await tokens.tokenize(texts, "tiny", 2 * len(text))).tokens
     assert both == [tokenizer.encode(prompt) for prompt in texts.prompts]
@@ -274,12 +283,12 @@ class Endless(Tokenizer):
 
     may_end = threading.Event()
 
-    def start(self, prompt: Prompt, render_seconds: float = BUDGET_SECONDS) -> Started:
+    def start(self, prompt: Prompt, render_seconds: float = BUDGET_SECONDS) -> StartedPrompt:
         del prompt
         if render_seconds < BUDGET_SECONDS:
             raise RequestError("template_too_slow")  # so that a thread renders it
         self.may_end.wait()
-        return Started(0, is_cheap=True, finish=lambda: array("I"))
+        return StartedPrompt(0, is_cheap=True, finish=lambda: array("I"))
 
 
 async def test_hanging_model_loses_its_tokens_and_spares_the_others(
@@ -311,7 +320,7 @@ async def test_model_that_hangs_on_a_large_body_is_noticed_and_takes_no_further_
     class Counted(Endless):
         may_end = threading.Event()
 
-        def start(self, prompt: Prompt, render_seconds: float = BUDGET_SECONDS) -> Started:
+        def start(self, prompt: Prompt, render_seconds: float = BUDGET_SECONDS) -> StartedPrompt:
             begun.append(prompt)
             return super().start(prompt, render_seconds)
 

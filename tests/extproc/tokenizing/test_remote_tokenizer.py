@@ -18,7 +18,7 @@ from extproc.config.reader import parse
 from extproc.fleet.discovery.view import listed, merged
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
-from extproc.requests.prompt import Chat, Given, Text
+from extproc.requests.prompt import Chat, Text, TokenIds
 from extproc.running.app import remote_tokenizers
 from extproc.tokenizing import remote_tokenizer
 from extproc.tokenizing.remote_tokenizer import PROBE_SECONDS, Failures, RemoteTokenizer
@@ -131,7 +131,7 @@ async def test_token_ids_need_no_question() -> None:
     async with asking(saying(b"", 500)) as asked:
         ids = array("I", [1, 2])
         assert await asked.tokenizer.encode(ids, None) is ids
-        assert await asked.tokenizer.encode(Given(ids), None) is ids
+        assert await asked.tokenizer.encode(TokenIds(ids), None) is ids
         assert not asked.counts
 
 

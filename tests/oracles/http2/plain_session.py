@@ -20,7 +20,7 @@ from extproc.http2.codes import ErrorCode, Status
 from extproc.http2.leftovers import FAULTY, KEPT_BACK, MORE, OVER
 from extproc.http2.limits import Limits
 from extproc.http2.messages import LongMessage
-from extproc.http2.reading import Reading
+from extproc.http2.method_decoder import MethodDecoder
 from tests.oracles.http2.budget import Budget
 from tests.oracles.http2.connection import Connection
 from tests.oracles.http2.grpc_messages import (
@@ -88,7 +88,7 @@ class PlainSession:
         limits: Limits,
         max_message_bytes: int,
         budget: Budget,
-        reading: Reading | None,
+        reading: MethodDecoder | None,
     ) -> None:
         self._limits = limits
         self._reading = reading
@@ -324,7 +324,11 @@ class PlainSessions:
     """Opens plain sessions, as `extproc.http2.session.Sessions` opens compiled ones."""
 
     def __init__(
-        self, limits: Limits, max_message_bytes: int, max_bytes: int, reading: Reading | None = None
+        self,
+        limits: Limits,
+        max_message_bytes: int,
+        max_bytes: int,
+        reading: MethodDecoder | None = None,
     ) -> None:
         self.budget = Budget(max_bytes)
         self._reading = reading

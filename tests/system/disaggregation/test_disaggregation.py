@@ -35,8 +35,8 @@ def of(system: System, role: str) -> list[SimulatedWorker]:
 
 def halves(system: System) -> tuple[int, int]:
     """How many halves of requests were finished, and how many were left without the other half."""
-    done = sum(worker.handover.finished for worker in system.workers)
-    return done, sum(worker.handover.timeouts for worker in system.workers)
+    done = sum(worker.transfer.finished for worker in system.workers)
+    return done, sum(worker.transfer.timeouts for worker in system.workers)
 
 
 def queried(worker: SimulatedWorker) -> int:
@@ -313,6 +313,6 @@ async def test_killed_halves_lose_only_requests_under_way() -> None:
         await until(lambda: system.in_flight(0), "none in flight")
 
         async def without_rooms() -> bool:
-            return not any(worker.handover.waiting for worker in system.workers)
+            return not any(worker.transfer.waiting for worker in system.workers)
 
         await until(without_rooms, "no half waits for a partner")

@@ -18,15 +18,15 @@ async def test_prefix_is_pulled_from_its_holder_against_a_source_of_the_client()
         body = chat(long_text("alpha"), kv_transfer_params={"remote_kv_source": THEIRS})
         status, first, _ = await system.send(body)
         assert status == 200
-        assert sum(one.handover.pulled_tokens for one in system.workers) == 0
+        assert sum(one.transfer.pulled_tokens for one in system.workers) == 0
         await system.learned(body, first)
         while (told := await system.explain(body))["pick"][0] == first:
             await system.send(chat("another one's turn"))
         assert told["source"]["endpoint"] == first
         status, second, _ = await system.send(body)
         assert (status, second == first) == (200, False)
-        pulled = by_endpoint(system, second).handover.pulled_tokens
+        pulled = by_endpoint(system, second).transfer.pulled_tokens
         assert 100 < pulled == told["source"]["tokens"] < queried(by_endpoint(system, second))
         await system.learned(body, second)
         assert (await system.send(body))[0] == 200  # now both hold it
-        assert sum(one.handover.pulled_tokens for one in system.workers) == pulled
+        assert sum(one.transfer.pulled_tokens for one in system.workers) == pulled

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from extproc.commands.doctor.doctor import examine
-from extproc.commands.doctor.feature_news import LEAST_REQUESTS
+from extproc.commands.doctor.feature_figures import LEAST_REQUESTS
 from extproc.commands.doctor.findings import STEERING, Finding, Severity
 from extproc.config.reader import load
 from tests.extproc.commands.doctor.fleet import BRIEF, SECONDS

@@ -1,6 +1,6 @@
 import pytest
 
-from extproc.commands.doctor.dead_engine import told_once
+from extproc.commands.doctor.dead_engine import without_repeats
 from extproc.commands.doctor.findings import Finding, Severity, Subject
 
 ABOUT = Subject("worker 10.0.0.1:8000")
@@ -15,7 +15,7 @@ def codes(findings: list[Finding]) -> list[str]:
 
 
 def test_ports_of_an_engine_that_does_not_run_are_notes() -> None:
-    found = told_once([DEAD, FEED, REPLAY, GRPC])
+    found = without_repeats([DEAD, FEED, REPLAY, GRPC])
     assert codes(found) == ["worker-unreachable", "", "", ""]
     assert [one.verdict for one in found[1:]] == [Severity.NOTE] * 3
     assert found[1].says == FEED.says
@@ -32,4 +32,4 @@ def test_ports_of_an_engine_that_does_not_run_are_notes() -> None:
     ],
 )
 def test_ports_are_faults_where_the_engine_may_run(findings: list[Finding]) -> None:
-    assert told_once(findings) == findings
+    assert without_repeats(findings) == findings

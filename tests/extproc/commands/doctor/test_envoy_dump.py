@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from extproc.commands.doctor.envoy_dump import (
-    Around,
+    FilterContext,
     hosts_in,
     judge_buffers,
     judge_envoy,
@@ -381,7 +381,7 @@ def route(
 
 def route_codes(*routes: Any, host: Any = None, **config: Any) -> list[str]:
     tree = {"virtual_hosts": [{"name": "v", "routes": list(routes), **(host or {})}], **config}
-    around = Around(FILTER, {}, {"route_config": tree}, [], {"workers"})
+    around = FilterContext(FILTER, {}, {"route_config": tree}, [], {"workers"})
     return [one.code for one in judge_routes(Subject("envoy"), around)]
 
 
@@ -472,10 +472,12 @@ def test_buffer_limits_must_hold_the_bodies_that_the_router_reads(
     ]
     for one in hosts:
         tree = {"route_config": {"virtual_hosts": [one]}}
-        around = Around(FILTER, {}, tree, [], {"workers"})
+        around = FilterContext(FILTER, {}, tree, [], {"workers"})
         assert [found.code for found in judge_buffers(Subject("envoy"), config, around)] == codes
     apart = {"rds": {"route_config_name": "r"}}
-    around = Around(FILTER, {}, apart, [{"name": "r", "virtual_hosts": hosts[:1]}], {"workers"})
+    around = FilterContext(
+        FILTER, {}, apart, [{"name": "r", "virtual_hosts": hosts[:1]}], {"workers"}
+    )
     assert [found.code for found in judge_buffers(Subject("envoy"), config, around)] == codes
 
 
@@ -484,7 +486,7 @@ def test_buffer_limit_of_a_disabled_route_may_be_small() -> None:
     elsewhere = {"match": {"prefix": "/api/"}, **DISABLED}
     for routes in ([elsewhere, large], [elsewhere]):
         tree = {"route_config": {"virtual_hosts": [{"routes": routes}]}}
-        around = Around(FILTER, {}, tree, [], {"workers"})
+        around = FilterContext(FILTER, {}, tree, [], {"workers"})
         assert list(judge_buffers(Subject("envoy"), Config(), around)) == []
 
 
@@ -520,7 +522,7 @@ def test_seconds_reads_durations_or_returns_the_default() -> None:
 
 def rewrite_codes(config: Config, *routes: Any) -> list[str]:
     tree = {"virtual_hosts": [{"name": "v", "routes": list(routes)}]}
-    around = Around(FILTER, {}, {"route_config": tree}, [], {"workers"})
+    around = FilterContext(FILTER, {}, {"route_config": tree}, [], {"workers"})
     return [one.code for one in judge_rewrites(Subject("envoy"), config, around)]
 
 

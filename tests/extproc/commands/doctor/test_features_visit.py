@@ -13,7 +13,7 @@ PUBLISHER = Greeting(mechanism="NULL", socket="PUB")
 
 
 @pytest.mark.parametrize(
-    ("look", "words"),
+    ("greeting", "words"),
     [
         (PUBLISHER, "is a ZMQ publisher"),
         (Greeting("Connection refused"), "Connection refused"),
@@ -22,10 +22,10 @@ PUBLISHER = Greeting(mechanism="NULL", socket="PUB")
         (Greeting(mechanism="NULL", socket="ROUTER"), "is a ROUTER socket"),
     ],
 )
-def test_port_of_a_store_is_a_publishers(look: Greeting, words: str) -> None:
-    one = judge_port(Subject("store s"), "tcp://h:1", look)
+def test_port_of_a_store_is_a_publishers(greeting: Greeting, words: str) -> None:
+    one = judge_port(Subject("store s"), "tcp://h:1", greeting)
     assert words in one.says
-    assert (one.code == "store-port") == (look != PUBLISHER)
+    assert (one.code == "store-port") == (greeting != PUBLISHER)
 
 
 async def test_store_whose_port_nobody_has_is_found() -> None:

@@ -33,8 +33,8 @@ def told_codes(*theirs: ZmqSource, ours: tuple[ZmqSource, ...] = ONE) -> list[st
     ]
 
 
-def place_code(look: Greeting) -> list[str]:
-    return [one.code for one in judge_places(ABOUT, ONE, {EVENTS: look}, None)]
+def place_code(greeting: Greeting) -> list[str]:
+    return [one.code for one in judge_places(ABOUT, ONE, {EVENTS: greeting}, None)]
 
 
 def test_judge_reported_accepts_a_worker_without_an_announcement() -> None:
@@ -77,8 +77,8 @@ def test_judge_places_names_the_port_that_the_worker_announces() -> None:
 
 
 def test_judge_replays_names_the_server_at_the_replay_port() -> None:
-    def codes(look: Greeting) -> list[str]:
-        return [one.code for one in judge_replays(ABOUT, TWO, {REPLAY: look})]
+    def codes(greeting: Greeting) -> list[str]:
+        return [one.code for one in judge_replays(ABOUT, TWO, {REPLAY: greeting})]
 
     assert codes(ROUTER) == []
     assert codes(CLOSED) == ["replay-nobody-listens"]
@@ -89,8 +89,8 @@ def test_judge_replays_names_the_server_at_the_replay_port() -> None:
 def test_judge_loads_names_the_server_at_the_load_port() -> None:
     sources = (ZmqSource(EVENTS, None, "", load=NEXT), ZmqSource(EVENTS, None, ""))
 
-    def codes(look: Greeting) -> list[str]:
-        return [one.code for one in judge_loads(ABOUT, sources, {NEXT: look})]
+    def codes(greeting: Greeting) -> list[str]:
+        return [one.code for one in judge_loads(ABOUT, sources, {NEXT: greeting})]
 
     assert codes(PUB) == [""]
     assert codes(CLOSED) == ["load-nobody-listens"]
@@ -114,7 +114,7 @@ def test_socket_of_an_unnamed_kind_may_be_either() -> None:
 A, B = ZmqSource("tcp://h:1", "tcp://h:2", ""), ZmqSource("tcp://h:3", "tcp://h:4", "")
 
 
-def telling(worker: str, ours: ZmqSource, theirs: ZmqSource | None) -> FeedReport:
+def report(worker: str, ours: ZmqSource, theirs: ZmqSource | None) -> FeedReport:
     told = None if theirs is None else ReportedSources((theirs,), "/kv_event_sources")
     return FeedReport(worker, (ours,), told)
 
@@ -124,8 +124,8 @@ def swaps(*fleet: FeedReport) -> list[tuple[str, str]]:
 
 
 def test_judge_swapped_finds_a_place_that_another_worker_announces() -> None:
-    assert swaps(telling("a", A, A), telling("b", B, B)) == []
-    assert swaps(telling("a", B, A), telling("b", A, B)) == [
+    assert swaps(report("a", A, A), report("b", B, B)) == []
+    assert swaps(report("a", B, A), report("b", A, B)) == [
         ("worker a", "feed-swapped"),
         ("worker a", "replay-swapped"),
         ("worker b", "feed-swapped"),
@@ -134,16 +134,16 @@ def test_judge_swapped_finds_a_place_that_another_worker_announces() -> None:
 
 
 def test_judge_swapped_ignores_a_worker_without_an_announcement() -> None:
-    assert swaps(telling("a", B, None), telling("b", B, B)) == []
+    assert swaps(report("a", B, None), report("b", B, B)) == []
 
 
 def test_judge_swapped_ignores_a_place_that_several_workers_announce() -> None:
-    assert swaps(telling("a", A, A), telling("b", A, A)) == []
+    assert swaps(report("a", A, A), report("b", A, A)) == []
 
 
 def test_judge_swapped_notes_a_place_that_no_worker_announces() -> None:
-    assert swaps(telling("a", B, A)) == [("worker a", "")]
+    assert swaps(report("a", B, A)) == [("worker a", "")]
     binds = ZmqSource("tcp://h:3", None, "", binds=True)
-    assert swaps(telling("a", binds, A)) == []
+    assert swaps(report("a", binds, A)) == []
     on_another_host = ZmqSource("tcp://name:1", None, "")
-    assert swaps(telling("a", on_another_host, A)) == []
+    assert swaps(report("a", on_another_host, A)) == []

@@ -13,7 +13,7 @@ from extproc.commands.doctor.findings import (
     exit_status,
     name_list,
 )
-from extproc.commands.look import Look
+from extproc.commands.layout import Layout
 
 FIRST = Subject("worker 10.0.0.1:8000")
 SECOND = Subject("worker 10.0.0.2:8000")
@@ -38,7 +38,7 @@ def test_as_text_has_a_part_for_each_subject_with_its_faults_first() -> None:
 
 
 def test_as_text_tones_verdicts_on_a_terminal() -> None:
-    shown = as_text(FINDINGS, Look(has_colours=True))
+    shown = as_text(FINDINGS, Layout(has_colours=True))
     assert "\x1b[31mwrong\x1b[0m" in shown
     assert "\x1b[32mright\x1b[0m" in shown
     assert re.sub(r"\x1b\[[0-9]+m", "", shown) == TEXT

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.commands.doctor.doctor import overhear, visit_sharing
+from extproc.commands.doctor.doctor import receive_reports, visit_sharing
 from extproc.commands.doctor.findings import Severity
 from extproc.config.schema import Config
 from extproc.config.sections import SharingSettings
@@ -68,8 +68,8 @@ async def test_visit_sharing_names_a_missing_extra(monkeypatch: pytest.MonkeyPat
 async def test_overhear_lists_routers_without_joining_them(tmp_path: Path) -> None:
     options = SharingSettings(f"directory:{tmp_path}")
     async with two(url=options.url) as (one, other):
-        heard = await overhear(options, 1.5)
+        heard = await receive_reports(options, 1.5)
         assert set(heard.heard_seconds) == {"one", "other"}
         assert max(heard.heard_seconds.values()) < 1.5
         assert not heard.fault
-        assert len(one.sharing.picture.peers) == len(other.sharing.picture.peers) == 1
+        assert len(one.sharing.others.peers) == len(other.sharing.others.peers) == 1

@@ -7,17 +7,17 @@ import pytest
 
 from extproc.commands.doctor.findings import Subject
 from extproc.commands.doctor.steering import (
-    Door,
-    Sight,
+    SteeredListener,
     SteeringCounters,
+    SteeringState,
     counters_in,
-    doors_in,
     judge_steering,
+    listeners_in,
 )
 
 UP, DOWN = {"127.0.0.1:9002": ""}, {"127.0.0.1:9002": "Connection refused"}
 TWO = {"10.0.0.1:9002": "", "10.0.0.2:9002": "Connection refused"}
-DOOR = (Door("127.0.0.1:10000", speaks_tls=False),)
+DOOR = (SteeredListener("127.0.0.1:10000", speaks_tls=False),)
 GONE, PASSED, SOME = SteeringCounters(0, 0, 0), SteeringCounters(2, 0, 2), SteeringCounters(3, 4, 1)
 FINE = SteeringCounters(2, 4, 0)
 ASKED = "a router answered Envoy about 2 requests"
@@ -33,26 +33,32 @@ PASSED_ONE = "some requests are not steered now: Envoy let 1 of 3 pass without t
 @pytest.mark.parametrize(
     ("seen", "says"),
     [
-        (Sight(UP, "", DOOR, FINE), f"requests are steered now: {ASKED}"),
-        (Sight(UP, "", DOOR, FINE, percent=100.0), f"requests are steered now: {ASKED}"),
+        (SteeringState(UP, "", DOOR, FINE), f"requests are steered now: {ASKED}"),
+        (SteeringState(UP, "", DOOR, FINE, percent=100.0), f"requests are steered now: {ASKED}"),
         (
-            Sight(UP, "", DOOR, FINE, percent=0.0),
+            SteeringState(UP, "", DOOR, FINE, percent=0.0),
             f"requests are observed now, and none of them is steered: {ASKED}",
         ),
         (
-            Sight(UP, "", DOOR, FINE, percent=2.5),
+            SteeringState(UP, "", DOOR, FINE, percent=2.5),
             f"requests are observed now, and only 2.5 % of them are steered: {ASKED}",
         ),
-        (Sight(TWO, "", DOOR, FINE), f"requests are steered now: {ASKED}; from here, {ONE_DOWN}"),
-        (Sight(UP, "nobody answers"), f"{UNKNOWN} nobody answers"),
-        (Sight(UP, "", DOOR, GONE, "it says 401"), f"{UNKNOWN} Envoy did not ask it; it says 401"),
         (
-            Sight(UP),
+            SteeringState(TWO, "", DOOR, FINE),
+            f"requests are steered now: {ASKED}; from here, {ONE_DOWN}",
+        ),
+        (SteeringState(UP, "nobody answers"), f"{UNKNOWN} nobody answers"),
+        (
+            SteeringState(UP, "", DOOR, GONE, "it says 401"),
+            f"{UNKNOWN} Envoy did not ask it; it says 401",
+        ),
+        (
+            SteeringState(UP),
             "requests are not steered now: the router is ready, but Envoy has no ext_proc filter",
         ),
     ],
 )
-def test_steering_is_no_fault_where_a_router_is_ready(seen: Sight, says: str) -> None:
+def test_steering_is_no_fault_where_a_router_is_ready(seen: SteeringState, says: str) -> None:
     found = judge_steering(Subject("steering"), seen)
     assert (found.code, found.says) == ("", says)
 
@@ -61,34 +67,40 @@ def test_steering_is_no_fault_where_a_router_is_ready(seen: Sight, says: str) ->
     ("seen", "code", "says"),
     [
         (
-            Sight(UP, "", DOOR, FINE, percent=100.0, fault="3 of 9 went elsewhere"),
+            SteeringState(UP, "", DOOR, FINE, percent=100.0, fault="3 of 9 went elsewhere"),
             "steered-elsewhere",
             "requests are steered now, but 3 of 9 went elsewhere",
         ),
         (
-            Sight(DOWN, "", DOOR, PASSED),
+            SteeringState(DOWN, "", DOOR, PASSED),
             "router-down",
             f"{PASSED_ALL}; no router is ready: {NOT_READY}",
         ),
-        (Sight(UP, "", DOOR, PASSED), "router-bypassed", f"{PASSED_ALL}, though a router is ready"),
         (
-            Sight(TWO, "", DOOR, SOME),
+            SteeringState(UP, "", DOOR, PASSED),
+            "router-bypassed",
+            f"{PASSED_ALL}, though a router is ready",
+        ),
+        (
+            SteeringState(TWO, "", DOOR, SOME),
             "router-bypassed",
             f"{PASSED_ONE}, though a router is ready; {ONE_DOWN}",
         ),
         (
-            Sight(DOWN, "", DOOR, GONE),
+            SteeringState(DOWN, "", DOOR, GONE),
             "router-down",
             f"requests are not steered now: no router is ready: {NOT_READY}",
         ),
         (
-            Sight(DOWN, "nobody answers"),
+            SteeringState(DOWN, "nobody answers"),
             "router-down",
             f"requests are not steered now: no router is ready: {NOT_READY}; nobody answers",
         ),
     ],
 )
-def test_requests_that_pass_without_a_router_are_a_fault(seen: Sight, code: str, says: str) -> None:
+def test_requests_that_pass_without_a_router_are_a_fault(
+    seen: SteeringState, code: str, says: str
+) -> None:
     found = judge_steering(Subject("steering"), seen)
     assert (found.code, found.says) == (code, says)
 
@@ -127,10 +139,10 @@ def test_doors_are_the_listeners_with_the_filter() -> None:
     listeners = [listener(1), listener(2, tls=True), listener(3, filters={})]
     bootstrap = {"@type": "type.googleapis.com/envoy.admin.v3.BootstrapConfigDump"}
     dump = {"configs": [bootstrap | {"a": listener(4)}, {"b": listeners}]}
-    found = doors_in(json.dumps(dump).encode())
+    found = listeners_in(json.dumps(dump).encode())
     assert set(found or ()) == {
-        Door("0.0.0.0:2", speaks_tls=True),
-        Door("0.0.0.0:1", speaks_tls=False),
+        SteeredListener("0.0.0.0:2", speaks_tls=True),
+        SteeredListener("0.0.0.0:1", speaks_tls=False),
     }
     for unreadable in (b"", b"[]", b'{"configs": 1}'):
-        assert doors_in(unreadable) is None
+        assert listeners_in(unreadable) is None

@@ -4,7 +4,7 @@ import pytest
 
 from extproc.commands.whatif.engines import ModelledSpeed, Request, Result, result_of
 from extproc.commands.whatif.outlook import (
-    Isolating,
+    IsolationCost,
     Measured,
     Saving,
     as_json,
@@ -89,7 +89,7 @@ def test_result_of_summarizes_requests() -> None:
     ],
 )
 def test_cost_of_isolation_is_a_sentence(tenants: int, told: str) -> None:
-    isolating = Isolating("cost", tenants, ONE, OTHER)
+    isolating = IsolationCost("cost", tenants, ONE, OTHER)
     assert str(isolating).startswith(told)
     assert isolating.as_json()["sentence"] == str(isolating)
     assert isolating.as_json()["apart"] == OTHER._asdict()

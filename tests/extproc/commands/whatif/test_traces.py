@@ -7,11 +7,17 @@ import pytest
 from extproc.base.errors import RequestError
 from extproc.commands.whatif.engines import Request
 from extproc.commands.whatif.outlook import measured_of
-from extproc.commands.whatif.traces import Recorded, Replay, Trace, block_tokens_of, requests_of
+from extproc.commands.whatif.traces import (
+    RecordedRequest,
+    Replay,
+    Trace,
+    block_tokens_of,
+    requests_of,
+)
 from kvstate.overlap import Tokens
 
 
-def read(*lines: Any, **options: Any) -> list[Recorded]:
+def read(*lines: Any, **options: Any) -> list[RecordedRequest]:
     trace = Trace(**options)
     trace.read("trace.jsonl", [json.dumps(line).encode() for line in lines])
     return trace.requests

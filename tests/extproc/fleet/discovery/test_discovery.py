@@ -13,7 +13,7 @@ from tests.waiting import until
 A, B, C = (WorkerSettings(f"10.0.0.{number}:1") for number in (1, 2, 3))
 
 
-class Told:
+class OwnAnswer:
     """A source that reports what the test tells it to."""
 
     def __init__(self, name: str = "file") -> None:
@@ -35,7 +35,7 @@ class Told:
         self.report.fault(fault)
 
 
-class Failing(Told):
+class Failing(OwnAnswer):
     """A source that fails with its own error."""
 
     async def run(self, report: SourceReport) -> None:
@@ -86,7 +86,7 @@ def source_of(one: Discovery, name: str) -> dict[str, Any]:
 
 
 async def test_discovery_merges_all_views_into_one_fleet() -> None:
-    file, names = Told(), Told("dns:x")
+    file, names = OwnAnswer(), OwnAnswer("dns:x")
     async with followed([file, names], [A]) as (one, applied):
         file.see(B)
         before = one.is_complete
@@ -99,7 +99,7 @@ async def test_discovery_merges_all_views_into_one_fleet() -> None:
 
 
 async def test_discovery_is_complete_once_every_view_is_applied() -> None:
-    file, names = Told(), Told("dns:x")
+    file, names = OwnAnswer(), OwnAnswer("dns:x")
     one = Discovery((), [file, names])
     may_end = asyncio.Event()
     seen: list[tuple[bool, int]] = []
@@ -121,7 +121,7 @@ async def test_discovery_is_complete_once_every_view_is_applied() -> None:
 
 
 async def test_discovery_applies_an_unchanged_view_once() -> None:
-    file = Told()
+    file = OwnAnswer()
     async with followed([file]) as (one, applied):
         file.see(A)
         await until(lambda: len(applied.fleets) == 1)
@@ -135,7 +135,7 @@ async def test_discovery_applies_an_unchanged_view_once() -> None:
 async def test_discovery_logs_a_fault_once_and_shows_it_until_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    file = Told()
+    file = OwnAnswer()
     async with followed([file]) as (one, applied):
         file.see(A)
         await until(lambda: len(applied.fleets) == 1)
@@ -158,7 +158,7 @@ async def test_discovery_logs_a_fault_once_and_shows_it_until_its_end(
 async def test_discovery_names_no_last_view_in_a_fault_before_the_first_view(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    file = Told()
+    file = OwnAnswer()
     async with followed([file]):
         file.fail("missing")
         file.see(A)
@@ -170,7 +170,7 @@ async def test_discovery_names_no_last_view_in_a_fault_before_the_first_view(
 
 
 async def test_discovery_shows_doubles_and_notes() -> None:
-    file = Told()
+    file = OwnAnswer()
     async with followed([file], [A]) as (one, applied):
         file.see(A, B, note="a pod is odd")
         await until(lambda: bool(applied.fleets))
@@ -181,7 +181,7 @@ async def test_discovery_shows_doubles_and_notes() -> None:
 
 
 async def test_view_of_too_many_workers_is_a_fault() -> None:
-    file = Told()
+    file = OwnAnswer()
     async with followed([file], max_found=1) as (one, applied):
         file.see(A, B)
         assert one.fault("file") == "lists 2 workers; the limit is 1"
@@ -191,7 +191,7 @@ async def test_view_of_too_many_workers_is_a_fault() -> None:
 async def test_discovery_restarts_a_source_that_ends(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    failing, file = Failing(), Told("dns:x")
+    failing, file = Failing(), OwnAnswer("dns:x")
     async with followed([failing, file]) as (one, applied):
         await until(lambda: failing.begun > 2)
         assert one.fault("file") == "ended with ValueError"
@@ -202,7 +202,7 @@ async def test_discovery_restarts_a_source_that_ends(
 
 
 async def test_discovery_applies_a_view_after_one_that_failed() -> None:
-    file = Told()
+    file = OwnAnswer()
     async with followed([file]) as (_, applied):
         applied.fails = True
         file.see(A)
@@ -213,7 +213,7 @@ async def test_discovery_applies_a_view_after_one_that_failed() -> None:
 
 
 async def test_discovery_metrics_show_every_source() -> None:
-    file = Told()
+    file = OwnAnswer()
     async with followed([file], [A]) as (one, _):
         file.fail("gone")
         samples = {

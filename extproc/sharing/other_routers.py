@@ -27,9 +27,9 @@ from extproc.sharing.messages import (
     MAX_MARKS,
     AnyClaim,
     HomeKind,
-    HomeNews,
+    HomeReport,
     MessageError,
-    RouterNews,
+    RouterReport,
     decoded,
     sender_tag,
 )
@@ -63,17 +63,17 @@ SOONER = 10
 DRIFT = 0.001
 
 
-class Place(NamedTuple):
+class SharedWorker(NamedTuple):
     """Where a worker is, and the record of what was sent to it."""
 
     endpoint: str
     holdings: Holdings
 
 
-class Places(Protocol):
+class SharedWorkers(Protocol):
     """The workers that are known here."""
 
-    def __call__(self) -> dict[int, Place]:
+    def __call__(self) -> dict[int, SharedWorker]:
         """Returns them by their ids in messages."""
 
 
@@ -130,10 +130,10 @@ class Stranger:
     is_hello: bool = False
 
 
-class Picture:
+class OtherRouters:
     """The other routers. Times are seconds of one monotonic clock.
 
-    telling: makes this router's messages; it sends challenges and answers. loads, sent, homes: the
+    reporter: makes this router's messages; it sends challenges and answers. loads, sent, homes: the
     records into which messages are merged. places: returns the workers. forget_seconds: for how
     long a router may be silent, and its messages may be held back. draw: returns a random number of
     63 bits. identities: the media items that are known here, None if none is learned from others.
@@ -145,18 +145,18 @@ class Picture:
 
     def __init__(
         self,
-        telling: Reporter,
+        reporter: Reporter,
         loads: Loads,
         sent: ClaimTable,
         homes: Homes,
-        places: Places,
+        places: SharedWorkers,
         forget_seconds: float,
         draw: Callable[[], int],
         identities: Identities | None = None,
         max_claims: int = MAX_CLAIMS,
     ) -> None:
         self._max_claims = max_claims
-        self._telling = telling
+        self._reporter = reporter
         self._identities = identities
         self._loads = loads
         self._claims = sent
@@ -173,31 +173,31 @@ class Picture:
         self.unknown_workers = 0
         self.excess_claims = 0
 
-    def hear(self, wire: bytes, now: float, wall_us: int) -> RouterNews | None:
+    def hear(self, wire: bytes, now: float, wall_us: int) -> RouterReport | None:
         """Merges a message and returns it; returns None if it was rejected.
 
         wall_us: microseconds since 1970.
         """
         try:
-            news = decoded(wire, self._telling.keys)
-            self._answer(news)
-            other = self._sender(news, now, wall_us)
+            report = decoded(wire, self._reporter.keys)
+            self._answer(report)
+            other = self._sender(report, now, wall_us)
         except MessageError as error:
             self.counts[error.reason] += 1
             return None
         self.counts["accepted"] += 1
-        if other.sequence and news.sequence > other.sequence + 1:
-            other.lost += news.sequence - other.sequence - 1
+        if other.sequence and report.sequence > other.sequence + 1:
+            other.lost += report.sequence - other.sequence - 1
             self._has_gap = True
         added = MARKS_PER_SECOND * (now - other.heard_at)
         other.remaining_marks = min(MARKS_AT_ONCE, other.remaining_marks + added)
-        other.sequence, other.heard_at = news.sequence, now
-        other.delay_seconds = max(0.0, (wall_us - news.sent_us) / 1e6)
-        if news.is_hello:
-            self._telling.note_hello()
-        self._merge(other, news, now)
-        other.is_known |= news.is_whole
-        return news
+        other.sequence, other.heard_at = report.sequence, now
+        other.delay_seconds = max(0.0, (wall_us - report.sent_us) / 1e6)
+        if report.is_hello:
+            self._reporter.note_hello()
+        self._merge(other, report, now)
+        other.is_known |= report.is_whole
+        return report
 
     def asks(self, now: float) -> bool:
         """Returns whether to ask the others for all their figures, since messages were lost."""
@@ -233,26 +233,26 @@ class Picture:
             )
         )
 
-    def _answer(self, news: RouterNews) -> None:
+    def _answer(self, report: RouterReport) -> None:
         """Answers the challenge to this router in a message, if there is one."""
-        for one in news.challenges:
-            if one.tag == self._telling.tag:
-                self._telling.answer(one.number)
+        for one in report.challenges:
+            if one.tag == self._reporter.tag:
+                self._reporter.answer(one.number)
 
-    def _sender(self, news: RouterNews, now: float, wall_us: int) -> Peer:
+    def _sender(self, report: RouterReport, now: float, wall_us: int) -> Peer:
         """Returns the record of a message's sender.
 
         Raises:
             MessageError: the sender has not proved that it runs, the message is no newer than one
                 that was accepted, or was held back, or there are too many routers.
         """
-        identity = news.origin, news.incarnation  # equal to a `RouterIdentity`, and made sooner
+        identity = report.origin, report.incarnation  # equal to a `RouterIdentity`, and made sooner
         other: Peer | None = self.peers.get(identity)  # type: ignore[call-overload]
         if other is None:
-            return self._newcomer(RouterIdentity(*identity), news, now, wall_us)
-        if news.sequence <= other.sequence:
+            return self._newcomer(RouterIdentity(*identity), report, now, wall_us)
+        if report.sequence <= other.sequence:
             raise MessageError("out_of_order")
-        lag = _lag(news, wall_us)
+        lag = _lag(report, wall_us)
         least = min(lag, other.lag + DRIFT * (now - other.heard_at))
         if lag - least > self._forget_seconds:
             raise MessageError("late")
@@ -260,14 +260,14 @@ class Picture:
         return other
 
     def _newcomer(
-        self, identity: RouterIdentity, news: RouterNews, now: float, wall_us: int
+        self, identity: RouterIdentity, report: RouterReport, now: float, wall_us: int
     ) -> Peer:
         """Returns a record for a sender that has answered its challenge; else challenges it.
 
         Raises:
             MessageError: as `_sender` does.
         """
-        if news.sequence <= self.departed.get(identity, 0):
+        if report.sequence <= self.departed.get(identity, 0):
             raise MessageError("out_of_order")
         if len(self.peers) >= MAX_ROUTERS:
             raise MessageError("too_many_routers")
@@ -278,43 +278,43 @@ class Picture:
             self.strangers.move_to_end(identity)
             if len(self.strangers) > MAX_STRANGERS:
                 self.strangers.popitem(last=False)
-        stranger.is_hello |= news.is_hello
-        if stranger.number not in news.answers:
+        stranger.is_hello |= report.is_hello
+        if stranger.number not in report.answers:
             if now - stranger.asked_at >= CHALLENGE_SECONDS:
                 stranger.asked_at = now
-                self._telling.challenge(sender_tag(*identity), stranger.number)
+                self._reporter.challenge(sender_tag(*identity), stranger.number)
             raise MessageError("unproven")
         del self.strangers[identity]
         if stranger.is_hello:
-            self._telling.note_hello()
-        other = self.peers[identity] = Peer(identity, now, now, _lag(news, wall_us))
+            self._reporter.note_hello()
+        other = self.peers[identity] = Peer(identity, now, now, _lag(report, wall_us))
         return other
 
-    def _merge(self, other: Peer, news: RouterNews, now: float) -> None:
+    def _merge(self, other: Peer, report: RouterReport, now: float) -> None:
         places = self._places()
         self.unknown_workers += self._loads.record_reports(
-            other.key, news.workers, places, now, is_known=other.is_known
+            other.key, report.workers, places, now, is_known=other.is_known
         )
-        if news.claims or news.outlines:
-            self._claim(other, news, places, now)
-        if news.homes:
-            self._settle(other, news.homes, now)
+        if report.claims or report.outlines:
+            self._claim(other, report, places, now)
+        if report.homes:
+            self._settle(other, report.homes, now)
         if self._identities is not None:
-            learn_items(self._identities, news.items)
+            learn_items(self._identities, report.items)
         claims = other.claims
-        for number in news.ended:
+        for number in report.ended:
             if (known := claims.pop(number, None)) is not None:
                 self._claims.end(known, now)
-        for number in news.withdrawn:
+        for number in report.withdrawn:
             if (known := claims.pop(number, None)) is not None:
                 self._claims.withdraw(known)
 
     def _claim(
-        self, other: Peer, news: RouterNews, places: Mapping[int, Place], now: float
+        self, other: Peer, report: RouterReport, places: Mapping[int, SharedWorker], now: float
     ) -> None:
-        claims: Sequence[AnyClaim] = news.claims
-        if news.outlines:
-            claims = (*claims, *news.outlines)
+        claims: Sequence[AnyClaim] = report.claims
+        if report.outlines:
+            claims = (*claims, *report.outlines)
         bounds = (MAX_MARKS, other.remaining_marks, self._max_claims)
         new_marks, unknown, excess = self._claims.record_told(
             claims, places, other.claims, bounds, now
@@ -323,27 +323,27 @@ class Picture:
         self.unknown_workers += unknown
         self.excess_claims += excess
 
-    def _settle(self, other: Peer, told: Sequence[HomeNews], now: float) -> None:
+    def _settle(self, other: Peer, reports: Sequence[HomeReport], now: float) -> None:
         """Merges where conversations belong."""
         places, left = self._places(), MAX_HOME_KEYS
-        for news in told:
-            count = news.key_count
+        for report in reports:
+            count = report.key_count
             left -= count
             if left < 0 or other.remaining_marks < count:
                 self.excess_claims += 1
-            elif (place := places.get(news.worker)) is None:
+            elif (place := places.get(report.worker)) is None:
                 self.unknown_workers += 1
             else:
                 other.remaining_marks -= count
-                self._note_home(news, place.holdings, now)
+                self._note_home(report, place.holdings, now)
 
-    def _note_home(self, news: HomeNews, holdings: Holdings, now: float) -> None:
-        if news.kind is HomeKind.TURN:
-            self._homes.turn(news.each_key, news.followed, holdings, now)
-        elif news.kind is HomeKind.OVER:
-            self._homes.forget_at(news.each_key, holdings)
+    def _note_home(self, report: HomeReport, holdings: Holdings, now: float) -> None:
+        if report.kind is HomeKind.TURN:
+            self._homes.turn(report.each_key, report.followed, holdings, now)
+        elif report.kind is HomeKind.OVER:
+            self._homes.forget_at(report.each_key, holdings)
         else:
-            for key, age in zip(news.each_key, news.each_age, strict=True):
+            for key, age in zip(report.each_key, report.each_age, strict=True):
                 self._homes.learn(key, holdings, now - age)
 
     def _drop(self, other: Peer, now: float) -> None:
@@ -358,6 +358,6 @@ class Picture:
             self._claims.end(claim, now)
 
 
-def _lag(news: RouterNews, wall_us: int) -> float:
+def _lag(report: RouterReport, wall_us: int) -> float:
     """Returns how long a message took and how far the wall clocks differ, together, in seconds."""
-    return (wall_us - news.sent_us) / 1e6
+    return (wall_us - report.sent_us) / 1e6

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.commands.doctor.feature_news import judge_news, news_in
+from extproc.commands.doctor.feature_figures import figures_in, judge_figures
 from extproc.config.schema import Config, Policy
 from extproc.config.sections import (
     Classes,
@@ -76,18 +76,18 @@ def loaded(tokens: int) -> dict[str, Any]:
 def test_feature_of_which_nothing_comes_is_found(
     samples: list[str], workers: list[dict[str, Any]], said: list[str]
 ) -> None:
-    news = news_in(json.dumps(workers).encode(), "\n".join(samples).encode())
-    found = [f"{one.code} {one.says}" for one in judge_news(ON, news)]
+    figures = figures_in(json.dumps(workers).encode(), "\n".join(samples).encode())
+    found = [f"{one.code} {one.says}" for one in judge_figures(ON, figures)]
     assert len(found) == len(said), found
     assert all(words in one for words, one in zip(said, found, strict=True))
 
 
 def test_nothing_is_said_of_features_that_are_off() -> None:
     samples = "\n".join([isolated("no_tenant", 99), of_class("a", 99), stored(0)])
-    news = news_in(json.dumps([transfers(10**9, 0)]).encode(), samples.encode())
-    assert not list(judge_news(Config(), news))
+    figures = figures_in(json.dumps([transfers(10**9, 0)]).encode(), samples.encode())
+    assert not list(judge_figures(Config(), figures))
 
 
 @given(st.binary(), st.binary())
 def test_any_answer_is_read(workers: bytes, metrics: bytes) -> None:
-    assert not list(judge_news(ON, news_in(workers, metrics)))
+    assert not list(judge_figures(ON, figures_in(workers, metrics)))

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.registry import CollectorRegistry
 
 from extproc.running.common_secret import common_secret
-from extproc.running.standing import Role, Standing, StandingCollector
+from extproc.running.feed_role import FeedRole, FeedRoleCollector, Role
 from kvstate.feeds.feed import FeedState
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap
@@ -23,7 +23,7 @@ class Member:
     """A process with a worker. is_wanted: whether it follows feeds."""
 
     fleet: FollowedWorkers
-    standing: Standing
+    feed_role: FeedRole
     is_wanted: bool = True
 
     @property
@@ -31,7 +31,7 @@ class Member:
         return self.fleet.blocks.overlaps(chain(1)).get("w")
 
     async def end(self) -> None:
-        await self.standing.close()
+        await self.feed_role.close()
         await self.fleet.close()
 
 
@@ -47,8 +47,8 @@ async def member(directory: str) -> AsyncIterator[Callable[..., Member]]:
 
     def make(secret: int = SECRET, alone_seconds: float = 60.0) -> Member:
         fleet = FollowedWorkers(secret, clock=lambda: 0.0)
-        standing = Standing(directory, fleet, lambda: one.is_wanted, alone_seconds)
-        one = Member(fleet, standing)
+        feed_role = FeedRole(directory, fleet, lambda: one.is_wanted, alone_seconds)
+        one = Member(fleet, feed_role)
         made.append(one)
         return one
 
@@ -58,7 +58,7 @@ async def member(directory: str) -> AsyncIterator[Callable[..., Member]]:
 
 
 async def begin(member: Member, publisher: Publisher) -> None:
-    await member.standing.start()
+    await member.feed_role.start()
     member.fleet.add_source("w", "m", 1, publisher.connect)
 
 
@@ -68,10 +68,10 @@ async def test_the_next_process_leads_when_the_first_ends(member: Callable[..., 
     await begin(second, publisher)
     publisher.publish(block(1))
     await until(lambda: second.overlap == first.overlap is not None)
-    assert (first.standing.role, second.standing.role) == (Role.LEADING, Role.READING)
+    assert (first.feed_role.role, second.feed_role.role) == (Role.LEADING, Role.READING)
     assert len(publisher.transports) == 1
     await first.end()
-    await until(lambda: second.standing.role is Role.LEADING)
+    await until(lambda: second.feed_role.role is Role.LEADING)
     await until(lambda: second.fleet.feeds.state("w") is FeedState.LIVE)
     assert second.overlap
 
@@ -83,24 +83,24 @@ async def test_a_process_whose_events_are_off_lets_another_lead(
     await begin(first, publisher)
     await begin(second, publisher)
     first.is_wanted = False
-    await until(lambda: second.standing.role is Role.LEADING)
-    assert first.standing.role is Role.ALONE
+    await until(lambda: second.feed_role.role is Role.LEADING)
+    assert first.feed_role.role is Role.ALONE
 
 
 async def test_a_process_with_other_keys_follows_alone(member: Callable[..., Member]) -> None:
     publisher, first, second = Publisher(), member(), member(SECRET + 1, alone_seconds=0.2)
     await begin(first, publisher)
     await begin(second, publisher)
-    await until(lambda: second.standing.role is Role.ALONE)
+    await until(lambda: second.feed_role.role is Role.ALONE)
     publisher.publish(block(1))
     await until(lambda: second.overlap)
     await first.end()
-    await until(lambda: second.standing.role is Role.LEADING)
+    await until(lambda: second.feed_role.role is Role.LEADING)
 
 
 async def test_the_role_is_shown(member: Callable[..., Member]) -> None:
     one, registry = member(), CollectorRegistry()
-    registry.register(StandingCollector(one.standing))
+    registry.register(FeedRoleCollector(one.feed_role))
     await begin(one, Publisher())
     for role in Role:
         shown = registry.get_sample_value("kvsteer_process_role", {"role": role.value})

@@ -8,7 +8,7 @@ import msgspec
 from kvstate.overlap import Tokens
 
 
-class Parts(msgspec.Struct, frozen=True, gc=False):
+class MediaParts(msgspec.Struct, frozen=True, gc=False):
     """A prompt with media.
 
     texts: the ids before, between and behind its items. written: what the template writes for each.
@@ -18,7 +18,7 @@ class Parts(msgspec.Struct, frozen=True, gc=False):
     written: tuple[Tokens, ...]
 
 
-def parts_of(ids: Tokens, added: Sequence[Tokens]) -> Parts | None:
+def parts_of(ids: Tokens, added: Sequence[Tokens]) -> MediaParts | None:
     """Returns the parts of a prompt, None if what is written for its items is not found.
 
     added: for each item, the ids of the added tokens that are written for it, at least one.
@@ -34,7 +34,7 @@ def parts_of(ids: Tokens, added: Sequence[Tokens]) -> Parts | None:
         texts.append(ids[before:begin])
         written.append(ids[begin:end])
         first += len(one)
-    return Parts((*texts, ids[end:]), tuple(written))
+    return MediaParts((*texts, ids[end:]), tuple(written))
 
 
 def before_added(ids: Tokens, added: Sequence[Tokens]) -> Tokens:

@@ -9,9 +9,9 @@ from extproc.routing.candidates.pins import Pin, PinnedRank
 from extproc.routing.claims.marks import Marks, packed
 from extproc.routing.load.endpoint_load import EndpointLoad, LoadSample, Ticket
 from extproc.routing.load.loads import Load, Loads
-from extproc.routing.load.reports import WorkerNews
-from extproc.sharing.messages import RouterNews, decoded, encoded, worker_id
-from extproc.sharing.picture import ASK_SECONDS, MAX_ROUTERS
+from extproc.routing.load.reports import WorkerLoadReport
+from extproc.sharing.messages import RouterReport, decoded, encoded, worker_id
+from extproc.sharing.other_routers import ASK_SECONDS, MAX_ROUTERS
 from kvstate.overlap import Prompt
 from tests.extproc.sharing.routers import KEYS, WORKERS, Router, introduce, met, tell_all, wall_us
 
@@ -107,24 +107,24 @@ def test_lost_message_is_repaired_by_the_next() -> None:
     one.loads.begin(A, 100, 0.1)
     other.hear(one.due(0.1), 0.1)
     seen = other.load(A, 0.1)
-    assert (seen.others, seen.backlog_tokens, other.picture.lost()) == (4, 400.0, 3)
+    assert (seen.others, seen.backlog_tokens, other.others.lost()) == (4, 400.0, 3)
 
 
 def test_lost_message_triggers_one_question_for_all() -> None:
     one, other = met("one", "other")
     other.hear(one.due(0.0), 0.0)
-    assert not other.picture.asks(0.0)
+    assert not other.others.asks(0.0)
     for now in (0.1, 0.2):
         one.due(now)  # the message is lost
         one.loads.begin(A, 100, now)
         other.hear(one.due(now + 0.05), now)
-    assert other.picture.asks(0.3)
-    assert not other.picture.asks(0.3)
+    assert other.others.asks(0.3)
+    assert not other.others.asks(0.3)
     one.due(0.4)
     one.loads.begin(A, 100, 0.4)
     other.hear(one.due(0.45), 0.45)
-    assert not other.picture.asks(0.5)
-    assert other.picture.asks(0.3 + ASK_SECONDS)
+    assert not other.others.asks(0.5)
+    assert other.others.asks(0.3 + ASK_SECONDS)
 
 
 def test_silent_router_is_forgotten_with_its_load() -> None:
@@ -132,9 +132,9 @@ def test_silent_router_is_forgotten_with_its_load() -> None:
     one.loads.begin(A, 500, 0.0)
     other.loads.begin(A, 100, 0.0)
     other.hear(one.due(0.0), 0.0)
-    assert not other.picture.forget(0.2)
+    assert not other.others.forget(0.2)
     assert other.load(A, 0.0).backlog_tokens == 600
-    assert [each.origin for each in other.picture.forget(0.21)] == ["one"]
+    assert [each.origin for each in other.others.forget(0.21)] == ["one"]
     seen = other.load(A, 0.21)
     assert (seen.in_flight, seen.others, seen.backlog_tokens) == (1, 0, 100.0)
     for now in (1.0, 1.01, 1.02):
@@ -149,7 +149,7 @@ def test_restarted_router_begins_without_load() -> None:
     again = Router("one", incarnation=2)
     for now in (0.1, 0.11, 0.12):
         tell_all([again, other], now)
-    other.picture.forget(0.12)
+    other.others.forget(0.12)
     assert other.load(A, 0.12).others == 0
     other.hear(one.due(0.13), 0.13)
     assert other.load(A, 0.13).others == 0
@@ -160,9 +160,9 @@ def test_repeated_message_counts_once() -> None:
     one, other = met("one", "other")
     one.loads.begin(A, 500, 0.0)
     message = one.due(0.0)
-    before = other.picture.counts.copy()
+    before = other.others.counts.copy()
     other.hear([*message, *message], 0.0)
-    assert other.picture.counts - before == {"accepted": 1, "out_of_order": 1}
+    assert other.others.counts - before == {"accepted": 1, "out_of_order": 1}
 
 
 def test_newcomer_learns_everything_with_the_answer_to_its_challenge() -> None:
@@ -188,7 +188,7 @@ def test_claim_of_another_router_counts_until_its_request_ends() -> None:
     marks = other.sent.marks(PROMPT)
     speculative, approximate = other.sent.expected(marks, 10.0)[f"name of {B}"]
     assert speculative == approximate > 1_500
-    one.telling.end(claim)
+    one.reporter.end(claim)
     other.hear(one.due(10.0), 10.0)
     assert other.sent.expected(marks, 20.0)[f"name of {B}"] == (0, approximate)
 
@@ -198,7 +198,7 @@ def test_claim_repeated_for_a_newcomer_counts_once() -> None:
     one.send(B, one.sent.marks(PROMPT), 0.0)
     other.hear(one.due(0.0), 0.0)
     kept = dict(other.knows("one").claims)
-    one.telling.note_hello()
+    one.reporter.note_hello()
     answer = one.due(0.5)
     assert decoded(answer[0], KEYS).claims
     other.hear(answer, 0.5)
@@ -209,7 +209,7 @@ def test_withdrawn_claim_of_another_router_is_dropped() -> None:
     one, other = met("one", "other")
     claim = one.send(B, one.sent.marks(PROMPT), 0.0)
     other.hear(one.due(0.0), 0.0)
-    one.telling.withdraw(claim)
+    one.reporter.withdraw(claim)
     other.hear(one.due(0.1), 0.1)
     assert other.sent.expected(other.sent.marks(PROMPT), 0.1) == {}
 
@@ -218,7 +218,7 @@ def test_claims_of_an_ended_router_end() -> None:
     one, other = met("one", "other")
     one.send(B, one.sent.marks(PROMPT), 0.0)
     other.hear(one.due(0.0), 0.0)
-    other.picture.forget(1.0)
+    other.others.forget(1.0)
     speculative, approximate = other.sent.expected(other.sent.marks(PROMPT), 5.0)[f"name of {B}"]
     assert (speculative, approximate > 1_500) == (0, True)
 
@@ -228,12 +228,12 @@ def test_news_of_unknown_workers_change_nothing() -> None:
     other.forget_worker(A)
     one.loads.begin(A, 500, 0.0)
     claim = one.send(A, one.sent.marks(PROMPT), 0.0)
-    one.telling.end(claim)
+    one.reporter.end(claim)
     other.hear(one.due(0.0), 0.0)
-    assert other.picture.unknown_workers == 2
+    assert other.others.unknown_workers == 2
     assert other.sent.expected(other.sent.marks(PROMPT), 0.0) == {}
     stranger = one.send(A, one.sent.marks(PROMPT), 0.0)
-    one.telling.withdraw(stranger)
+    one.reporter.withdraw(stranger)
     other.hear(one.due(0.1), 0.1)
     assert len(other.sent) == 0
 
@@ -243,15 +243,15 @@ def test_worker_removed_before_its_news_is_unknown() -> None:
     one.loads.begin(A, 500, 0.0)
     del other.endpoints[A]
     other.hear(one.due(0.0), 0.0)
-    assert other.picture.unknown_workers == 1
+    assert other.others.unknown_workers == 1
 
 
 def test_routers_beyond_the_bound_are_refused() -> None:
     other = Router("other")
     for number in range(MAX_ROUTERS):
-        introduce(other, RouterNews(f"r{number}", 1, 1, 0), 0.0)
-    other.hear([encoded(RouterNews("r64", 1, 1, 0), KEYS)], 0.0)
-    assert (len(other.picture.peers), other.picture.counts["too_many_routers"]) == (MAX_ROUTERS, 1)
+        introduce(other, RouterReport(f"r{number}", 1, 1, 0), 0.0)
+    other.hear([encoded(RouterReport("r64", 1, 1, 0), KEYS)], 0.0)
+    assert (len(other.others.peers), other.others.counts["too_many_routers"]) == (MAX_ROUTERS, 1)
 
 
 def test_claims_beyond_the_bound_expire_by_lifetime() -> None:
@@ -265,9 +265,9 @@ def test_claims_beyond_the_bound_expire_by_lifetime() -> None:
 
 def test_delay_of_news_is_computed_from_both_clocks() -> None:
     other = Router("other")
-    introduce(other, RouterNews("one", 1, 1, wall_us(0.0)), 0.25)
+    introduce(other, RouterReport("one", 1, 1, wall_us(0.0)), 0.25)
     assert other.knows("one").delay_seconds == 0.25
-    other.hear([encoded(RouterNews("one", 1, 2, wall_us(9.0)), KEYS)], 0.3)
+    other.hear([encoded(RouterReport("one", 1, 2, wall_us(9.0)), KEYS)], 0.3)
     assert other.knows("one").delay_seconds == 0.0
 
 
@@ -296,19 +296,19 @@ def test_work_by_rank_is_a_share_of_the_whole_backlog() -> None:
 
 def test_earlier_figures_reach_a_newcomer_with_the_news() -> None:
     other = Router("other")
-    gone = WorkerNews(worker_id(KEYS, A), 0, 900, 5_000, 700, 2_000)
-    introduce(other, RouterNews("one", 1, 9, 0, workers=(gone,)), 0.0)
+    gone = WorkerLoadReport(worker_id(KEYS, A), 0, 900, 5_000, 700, 2_000)
+    introduce(other, RouterReport("one", 1, 9, 0, workers=(gone,)), 0.0)
     seen = other.load(A, 0.0)
     assert (seen.backlog_tokens, seen.utilization) == (700, 2_000 / 10_000)
 
 
 def test_figures_of_a_worker_readded_by_the_sender_begin_at_zero() -> None:
     other = Router("other")
-    introduce(other, RouterNews("one", 1, 1, 0, is_whole=True), 0.0)
+    introduce(other, RouterReport("one", 1, 1, 0, is_whole=True), 0.0)
     for sequence, sent in ((2, 5_000), (3, 100)):
-        figures = WorkerNews(worker_id(KEYS, A), 0, 6_000, sent, 0, sent)
+        figures = WorkerLoadReport(worker_id(KEYS, A), 0, 6_000, sent, 0, sent)
         other.hear(
-            [encoded(RouterNews("one", 1, sequence, 0, workers=(figures,)), KEYS)],
+            [encoded(RouterReport("one", 1, sequence, 0, workers=(figures,)), KEYS)],
             0.0,
         )
     assert other.load(A, 0.0).backlog_tokens == 5_100
@@ -327,11 +327,11 @@ def test_figures_before_a_worker_is_readded_here_are_no_load() -> None:
 
 
 def test_whole_news_count_earlier_figures_as_zero() -> None:
-    figures = WorkerNews(worker_id(KEYS, A), 1, 900, 900, 30, 900)
+    figures = WorkerLoadReport(worker_id(KEYS, A), 1, 900, 900, 30, 900)
     for is_whole, backlog in ((True, 900), (False, 30)):
         other = Router("other")
-        introduce(other, RouterNews("one", 1, 5, 0, is_whole=is_whole), 0.0)
-        other.hear([encoded(RouterNews("one", 1, 6, 0, workers=(figures,)), KEYS)], 0.0)
+        introduce(other, RouterReport("one", 1, 5, 0, is_whole=is_whole), 0.0)
+        other.hear([encoded(RouterReport("one", 1, 6, 0, workers=(figures,)), KEYS)], 0.0)
         assert other.load(A, 0.0).backlog_tokens == backlog
 
 
@@ -339,7 +339,7 @@ def test_repeated_hello_is_answered_with_everything() -> None:
     one, other = met("one", "other")
     other.loads.begin(A, 500, 0.0)
     one.hear(other.due(0.0), 0.0)
-    one.telling.hello()
+    one.reporter.hello()
     other.hear(one.due(0.3), 0.3)
     (whole,) = [decoded(message, KEYS) for message in other.due(0.3)]
     assert [worker.in_flight for worker in whole.workers] == [1]

@@ -29,7 +29,7 @@ _Runs = Annotated[
 _Lead = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 
 
-class ItemNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class ItemReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a media item is to engines; see `extproc.media.identities.Identity`.
 
     key: of its model, adapter, processor arguments and digest.

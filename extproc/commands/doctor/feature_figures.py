@@ -73,7 +73,7 @@ class SeenWorker(msgspec.Struct):
         return sum([one.blocks for one in self.feeds])
 
 
-class RouterNews(NamedTuple):
+class RouterFigures(NamedTuple):
     """What a router has seen. counts: of its metrics, by family and the first label's value."""
 
     workers: Sequence[SeenWorker]
@@ -83,7 +83,7 @@ class RouterNews(NamedTuple):
 _workers = msgspec.json.Decoder(list[SeenWorker])
 
 
-def news_in(workers: bytes, metrics: bytes) -> RouterNews:
+def figures_in(workers: bytes, metrics: bytes) -> RouterFigures:
     """Returns what a router answered to GET /workers and /metrics; empty where it is unreadable."""
     counts: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for family, label, number in _SAMPLE.findall(metrics):
@@ -92,21 +92,21 @@ def news_in(workers: bytes, metrics: bytes) -> RouterNews:
         seen = _workers.decode(workers)
     except UNDECODABLE:
         seen = []
-    return RouterNews(seen, counts)
+    return RouterFigures(seen, counts)
 
 
-def judge_news(config: Config, news: RouterNews) -> Iterator[Finding]:
+def judge_figures(config: Config, figures: RouterFigures) -> Iterator[Finding]:
     """Yields what a router's news say of the features that are configured."""
     about = Subject("router")
-    yield from _tenants(config, news, about)
-    yield from _classes(config, news, about)
-    yield from _pulls(config, news, about)
+    yield from _tenants(config, figures, about)
+    yield from _classes(config, figures, about)
+    yield from _pulls(config, figures, about)
     for store in config.stores:
-        yield from _store(store.name, news, about)
+        yield from _store(store.name, figures, about)
 
 
-def _tenants(config: Config, news: RouterNews, about: Subject) -> Iterator[Finding]:
-    rules, counts = config.isolation, news.counts.get(_ISOLATED, {})
+def _tenants(config: Config, figures: RouterFigures, about: Subject) -> Iterator[Finding]:
+    rules, counts = config.isolation, figures.counts.get(_ISOLATED, {})
     if rules is None:
         return
     unnamed = counts.get("no_tenant", 0.0) + counts.get("common", 0.0)
@@ -122,8 +122,8 @@ def _tenants(config: Config, news: RouterNews, about: Subject) -> Iterator[Findi
         yield about.note(TENANTS, f"{says} remove a client's own")
 
 
-def _classes(config: Config, news: RouterNews, about: Subject) -> Iterator[Finding]:
-    rules, counts = config.policy.classes, news.counts.get(_OF_CLASS, {})
+def _classes(config: Config, figures: RouterFigures, about: Subject) -> Iterator[Finding]:
+    rules, counts = config.policy.classes, figures.counts.get(_OF_CLASS, {})
     total = sum(counts.values())
     if rules is None or total < LEAST_REQUESTS:
         return
@@ -134,11 +134,11 @@ def _classes(config: Config, news: RouterNews, about: Subject) -> Iterator[Findi
         yield about.right(CLASSES, f"requests of {len(counts)} classes came")
 
 
-def _pulls(config: Config, news: RouterNews, about: Subject) -> Iterator[Finding]:
+def _pulls(config: Config, figures: RouterFigures, about: Subject) -> Iterator[Finding]:
     rules = config.disaggregation
     if rules.min_pulled_tokens is None or not rules.price_pulls:
         return
-    each = [one.transfers for one in news.workers if one.transfers is not None]
+    each = [one.transfers for one in figures.workers if one.transfers is not None]
     tokens = sum([one.sent_tokens for one in each])
     measured = sum([one.measured for one in each])
     if measured:
@@ -148,12 +148,12 @@ def _pulls(config: Config, news: RouterNews, about: Subject) -> Iterator[Finding
         yield about.wrong("pull-unseen", says)
 
 
-def _store(name: str, news: RouterNews, about: Subject) -> Iterator[Finding]:
-    mounting = [one for one in news.workers if one.store == name]
-    blocks = news.counts.get(_BLOCKS, {}).get(name)
+def _store(name: str, figures: RouterFigures, about: Subject) -> Iterator[Finding]:
+    mounting = [one for one in figures.workers if one.store == name]
+    blocks = figures.counts.get(_BLOCKS, {}).get(name)
     if blocks:
         yield about.right(STORES, f"{name} is known to have {blocks:.0f} blocks")
-    elif blocks is not None and any(one.blocks for one in news.workers):
+    elif blocks is not None and any(one.blocks for one in figures.workers):
         many = f"though its workers hold {sum(one.blocks for one in mounting)}"
         said = many if mounting else "and no worker is known to mount it"
         yield about.wrong("store-silent", f"no block of {name} is known, {said}")

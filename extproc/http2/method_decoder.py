@@ -5,7 +5,7 @@ from typing import NamedTuple
 from extproc._core import Decoder
 
 
-class Reading(NamedTuple):
+class MethodDecoder(NamedTuple):
     """The messages of the calls on a path are read by a decoder, unless they come in parts."""
 
     path: bytes

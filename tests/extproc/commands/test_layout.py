@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.commands.look import PLAIN, Look, Tone, cut, look_of, width
+from extproc.commands.layout import PLAIN, Layout, Tone, cut, layout_of, width
 
-BRIGHT = Look(has_colours=True, marks="#.")
+BRIGHT = Layout(has_colours=True, marks="#.")
 
 
 class Terminal(io.StringIO):
@@ -23,20 +23,20 @@ class Latin(Terminal):
 
 
 @pytest.mark.parametrize(
-    ("out", "environment", "look"),
+    ("out", "environment", "layout"),
     [
         (io.StringIO(), {}, PLAIN),
-        (Terminal(), {}, Look(has_colours=True, marks="█░")),
-        (Terminal(), {"NO_COLOR": "1"}, Look(marks="█░")),
-        (Terminal(), {"NO_COLOR": ""}, Look(has_colours=True, marks="█░")),
-        (Terminal(), {"TERM": "dumb"}, Look(marks="█░")),
-        (Latin(), {}, Look(has_colours=True, marks="#.")),
+        (Terminal(), {}, Layout(has_colours=True, marks="█░")),
+        (Terminal(), {"NO_COLOR": "1"}, Layout(marks="█░")),
+        (Terminal(), {"NO_COLOR": ""}, Layout(has_colours=True, marks="█░")),
+        (Terminal(), {"TERM": "dumb"}, Layout(marks="█░")),
+        (Latin(), {}, Layout(has_colours=True, marks="#.")),
     ],
 )
-def test_look_is_plain_but_for_a_terminal_that_may_have_colours(
-    out: io.StringIO, environment: dict[str, str], look: Look
+def test_layout_is_plain_but_for_a_terminal_that_may_have_colours(
+    out: io.StringIO, environment: dict[str, str], layout: Layout
 ) -> None:
-    assert look_of(out, environment) == look
+    assert layout_of(out, environment) == layout
 
 
 def test_bar_has_as_many_full_cells_as_the_share() -> None:

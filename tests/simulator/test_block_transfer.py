@@ -55,9 +55,9 @@ async def test_sglang_workers_meet_by_room_in_any_order() -> None:
     async with pair(SGLANG, prefill_tokens_per_second=100_000.0) as one:
         for first, second in ((one.prefill, one.decode), (one.decode, one.prefill)):
             waiting = asyncio.create_task(one.ask(first, **one.room()))
-            await until(lambda: one.prefill.handover.waiting == 1, "the first is there")
+            await until(lambda: one.prefill.transfer.waiting == 1, "the first is there")
             assert (await one.ask(second, **one.room()), await waiting) == (200, 200)
-        assert one.prefill.handover.finished == one.decode.handover.finished == 2
+        assert one.prefill.transfer.finished == one.decode.transfer.finished == 2
 
 
 async def test_sglang_workers_refuse_a_request_without_a_room() -> None:
@@ -70,17 +70,17 @@ async def test_plain_worker_pulls_held_blocks_and_computes_the_rest() -> None:
         source = {"kv_request_id": "1", "remote_host": "127.0.0.1", "remote_port": one.port}
         named = {"kv_transfer_params": {"remote_kv_source": source}}
         assert await one.ask(one.decode, **named, cache_salt="other") == 200
-        assert one.decode.handover.pulled_tokens == 0  # nobody holds anything yet
+        assert one.decode.transfer.pulled_tokens == 0  # nobody holds anything yet
         assert await one.ask(one.prefill) == 200
         assert await one.ask(one.decode, **named) == 200
-        pulled = one.decode.handover.pulled_tokens
+        pulled = one.decode.transfer.pulled_tokens
         assert pulled > 100
         assert await one.ask(one.decode, **named) == 200
-        assert one.decode.handover.pulled_tokens == pulled
+        assert one.decode.transfer.pulled_tokens == pulled
         nowhere = named | {"prompt": "x " * 50}
         source["remote_port"] = free_port()
         assert await one.ask(one.decode, **nowhere) == 200
-        assert one.decode.handover.pulled_tokens == pulled
+        assert one.decode.transfer.pulled_tokens == pulled
 
 
 async def test_half_without_its_partner_fails_at_its_time_limit() -> None:
@@ -89,7 +89,7 @@ async def test_half_without_its_partner_fails_at_its_time_limit() -> None:
         assert await one.ask(one.decode, **one.room()) == 500
         nowhere = one.room() | {"bootstrap_port": free_port()}
         assert await one.ask(one.decode, **nowhere) == 500
-        assert (one.prefill.handover.timeouts, one.decode.handover.timeouts) == (1, 2)
+        assert (one.prefill.transfer.timeouts, one.decode.transfer.timeouts) == (1, 2)
 
 
 async def test_vllm_prefill_worker_keeps_its_blocks_and_both_announce_them() -> None:
@@ -97,7 +97,7 @@ async def test_vllm_prefill_worker_keeps_its_blocks_and_both_announce_them() -> 
         source = {"kv_request_id": "a", "remote_host": "127.0.0.1", "remote_port": one.port}
         first = {"kv_transfer_params": {"remote_decoder": {"kv_request_id": "a"}}}
         waiting = asyncio.create_task(one.ask(one.prefill, **first))
-        await until(lambda: one.prefill.handover.waiting == 1, "the first is there")
+        await until(lambda: one.prefill.transfer.waiting == 1, "the first is there")
         second = {"kv_transfer_params": {"remote_prefiller": source}}
         assert (await one.ask(one.decode, **second), await waiting) == (200, 200)
         assert all(worker.next_sequence() for worker in (one.prefill, one.decode))

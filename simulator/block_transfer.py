@@ -24,12 +24,12 @@ from simulator.requests import Generation
 from simulator.responses import ApiError, bad_request
 from simulator.settings import Settings
 
-_PATH = "/handover/"
+_PATH = "/transfer/"
 _HELD = "/held"
 _MAX_ROOMS = 100_000
 
 
-class Half(NamedTuple):
+class TransferSide(NamedTuple):
     """The part of a request to compute. place: host:port of the partner, "" for prefill."""
 
     rooms: tuple[str, ...]
@@ -47,7 +47,7 @@ class _Room:
     is_lost: bool = False
 
 
-class BlockHandover:
+class BlockTransfer:
     """One worker's half of the transfers.
 
     ranks: those whose blocks other workers may fetch. finished: parts completed. timeouts: parts
@@ -81,14 +81,14 @@ class BlockHandover:
         if self._client is not None:
             await self._client.close()
 
-    def half_of(self, body: Generation) -> Half | None:
+    def side_of(self, body: Generation) -> TransferSide | None:
         """Returns the part of a request for this worker; None for the whole request.
 
         Raises:
             ApiError: the engine needs a field that the body lacks.
         """
         role = self._settings.role
-        if self._settings.speaks.engine == "sglang":
+        if self._settings.event_dialect.engine == "sglang":
             if role == "both":
                 return None
             if body.bootstrap_room is None:
@@ -97,16 +97,18 @@ class BlockHandover:
             place = f"{_first(body.bootstrap_host)}:{_first(body.bootstrap_port)}"
             listed = body.bootstrap_room
             rooms = tuple(map(str, listed if isinstance(listed, list) else [listed]))
-            return Half(rooms, place if role == "decode" else "", is_patient=True)
+            return TransferSide(rooms, place if role == "decode" else "", is_patient=True)
         said = body.kv_transfer_params or {}
         if (source := said.get("remote_prefiller")) is not None:
             place = f"{source['remote_host']}:{source['remote_port']}"
-            return Half((source["kv_request_id"],), place)
+            return TransferSide((source["kv_request_id"],), place)
         if (partner := said.get("remote_decoder")) is not None:
-            return Half((partner["kv_request_id"],))
+            return TransferSide((partner["kv_request_id"],))
         if said.get("do_remote_prefill"):
-            return Half((said["transfer_id"],), said["remote_bootstrap_addr"].partition("//")[2])
-        return Half((said["transfer_id"],)) if said.get("do_remote_decode") else None
+            return TransferSide(
+                (said["transfer_id"],), said["remote_bootstrap_addr"].partition("//")[2]
+            )
+        return TransferSide((said["transfer_id"],)) if said.get("do_remote_decode") else None
 
     def source_of(self, body: Generation) -> str:
         """Returns host:port of the worker that holds more of the prompt; "" if none is named."""
@@ -130,10 +132,10 @@ class BlockHandover:
                 f"http://{place}{_HELD}", json=asked, timeout=limit
             ) as answer:
                 answer.raise_for_status()
-                told = int(await answer.text())
+                cached = int(await answer.text())
         except (aiohttp.ClientError, TimeoutError, ValueError):
             return held
-        more = max(0, told - held)
+        more = max(0, cached - held)
         await asyncio.sleep(more / self._settings.transfer_tokens_per_second)
         self.pulled_tokens += more
         return held + more
@@ -145,7 +147,7 @@ class BlockHandover:
         return web.Response(text=str(max(held, default=0)))
 
     @asynccontextmanager
-    async def taking_part(self, half: Half, tokens: int) -> AsyncIterator[None]:
+    async def taking_part(self, side: TransferSide, tokens: int) -> AsyncIterator[None]:
         """Waits for the transfers before or after this worker computes its part.
 
         tokens: prompt tokens that are not held here.
@@ -153,17 +155,17 @@ class BlockHandover:
         Raises:
             ApiError: the partner does not come, or fails.
         """
-        if half.place:
-            for name in half.rooms:
-                await self._fetch(half.place, name)
+        if side.place:
+            for name in side.rooms:
+                await self._fetch(side.place, name)
             await asyncio.sleep(tokens / self._settings.transfer_tokens_per_second)
             yield
             self.finished += 1
             return
-        rooms = [self._begin_room(name) for name in half.rooms]
+        rooms = [self._begin_room(name) for name in side.rooms]
         try:
             for room in rooms:
-                if half.is_patient:
+                if side.is_patient:
                     await self._wait_for(room.joined, "KVPoll.Bootstrapping")
             yield
             for room in rooms:
@@ -171,7 +173,7 @@ class BlockHandover:
                 await self._wait_for(room.pulled, "KVPoll.WaitingForInput")
             self.finished += 1
         finally:
-            for name, room in zip(half.rooms, rooms, strict=True):
+            for name, room in zip(side.rooms, rooms, strict=True):
                 room.is_lost = not room.pulled.is_set()
                 room.ready.set()
                 self._rooms.pop(name, None)

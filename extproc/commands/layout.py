@@ -24,7 +24,7 @@ _TONED = re.compile(r"\x1b\[[0-9;]*m")
 _PLAIN = "\x1b[0m"
 
 
-class Look(NamedTuple):
+class Layout(NamedTuple):
     """How to show text. marks: of the full and the empty part of a bar, "" for no bars."""
 
     has_colours: bool = False
@@ -42,16 +42,16 @@ class Look(NamedTuple):
         return self.marks[0] * full + self.marks[1] * (cells - full)
 
 
-PLAIN = Look()
+PLAIN = Layout()
 
 
-def look_of(out: TextIO, environment: Mapping[str, str]) -> Look:
+def layout_of(out: TextIO, environment: Mapping[str, str]) -> Layout:
     """Returns how to show text on an output."""
     if not out.isatty():
         return PLAIN
     can_draw = (getattr(out, "encoding", None) or "").lower().replace("-", "") == "utf8"
     dull = bool(environment.get("NO_COLOR")) or environment.get("TERM") == "dumb"
-    return Look(has_colours=not dull, marks="█░" if can_draw else "#.")
+    return Layout(has_colours=not dull, marks="█░" if can_draw else "#.")
 
 
 def width(text: str) -> int:

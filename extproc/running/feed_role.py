@@ -46,7 +46,7 @@ class Role(StrEnum):
     ALONE = "alone"
 
 
-class Standing:
+class FeedRole:
     """The role of one process.
 
     directory: common to all. wants: returns whether this process follows feeds at all now.
@@ -171,15 +171,15 @@ class Standing:
 
 
 def _proof(secret: int) -> str:
-    """Returns what shows that two processes have the same secret, without telling it."""
+    """Returns what shows that two processes have the same secret, without reporter it."""
     return hashlib.sha256(b"kvsteer feeds" + secret.to_bytes(8, "big")).hexdigest()
 
 
-class StandingCollector(Collector):
+class FeedRoleCollector(Collector):
     """Shows at every scrape which role this process has; none without others."""
 
-    def __init__(self, standing: Standing | None) -> None:
-        self._standing = standing
+    def __init__(self, feed_role: FeedRole | None) -> None:
+        self._feed_role = feed_role
 
     def collect(self) -> Iterator[Metric]:
         """Yields the metric family of the role."""
@@ -188,7 +188,7 @@ class StandingCollector(Collector):
             "1 for what this process does for the feeds of several: leading, reading or alone",
             labels=["role"],
         )
-        if self._standing is not None:
+        if self._feed_role is not None:
             for role in Role:
-                roles.add_metric([role.value], float(self._standing.role is role))
+                roles.add_metric([role.value], float(self._feed_role.role is role))
         yield roles

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from extproc.admin.history import Figures, History
-from extproc.admin.prefixes import Prompts
-from extproc.admin.recent import Recent
+from extproc.admin.prefixes import RecentPrompts
+from extproc.admin.recent import RecentDecisions
 from extproc.requests.request import NO_HEAD, Head
 from extproc.routing.decision import Basis, Decision
 from kvstate.overlap import Prompt
@@ -19,7 +19,7 @@ KEPT_PER_SECOND = 50
 KEPT_AT_ONCE = 512
 
 
-class Observed:
+class Observations:
     """The last decisions and prompts, and the fleet over time.
 
     Decisions are kept up to a rate, with room for bursts; every request counts in the figures.
@@ -31,8 +31,8 @@ class Observed:
     def __init__(self, clock: Callable[[], float], kept_at_once: int = KEPT_AT_ONCE) -> None:
         self._clock = clock
         self.is_closed = False
-        self.recent = Recent()
-        self.prompts = Prompts()
+        self.recent = RecentDecisions()
+        self.prompts = RecentPrompts()
         self.history = History()
         self._routed: dict[str, _Routed] = {}
         # Each kept decision uses up a share of a second. None is kept while the shares reach

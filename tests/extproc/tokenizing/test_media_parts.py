@@ -2,7 +2,7 @@ from array import array
 
 import pytest
 
-from extproc.tokenizing.holes import Parts, before_added, parts_of
+from extproc.tokenizing.media_parts import MediaParts, before_added, parts_of
 from kvstate.overlap import Tokens
 
 
@@ -17,17 +17,17 @@ ADDED = ids(START, PAD, END)
 @pytest.mark.parametrize(
     ("whole", "added", "parts"),
     [
-        (ids(1, 90, 91, 92, 2), [ADDED], Parts((ids(1), ids(2)), (ADDED,))),
-        (ids(90, 7, 91, 92), [ADDED], Parts((ids(), ids()), (ids(90, 7, 91, 92),))),
+        (ids(1, 90, 91, 92, 2), [ADDED], MediaParts((ids(1), ids(2)), (ADDED,))),
+        (ids(90, 7, 91, 92), [ADDED], MediaParts((ids(), ids()), (ids(90, 7, 91, 92),))),
         (
             ids(1, 91, 91, 2),
             [ids(91), ids(91)],
-            Parts((ids(1), ids(), ids(2)), (ids(91), ids(91))),
+            MediaParts((ids(1), ids(), ids(2)), (ids(91), ids(91))),
         ),
     ],
 )
 def test_parts_are_cut_at_what_is_written_for_items(
-    whole: Tokens, added: list[Tokens], parts: Parts
+    whole: Tokens, added: list[Tokens], parts: MediaParts
 ) -> None:
     assert parts_of(whole, added) == parts
 

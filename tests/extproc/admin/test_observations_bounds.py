@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.admin.prefixes import Prompts, prefixes, spread
-from extproc.admin.recent import Recent, summary
+from extproc.admin.prefixes import RecentPrompts, prefixes, spread
+from extproc.admin.recent import RecentDecisions, summary
 from kvstate.overlap import Overlap
 from tests.extproc.admin.decisions import decided, prompt
 
@@ -18,7 +18,7 @@ FIRST_TOKEN = 4_000_000_000  # a number that nothing else has
 def test_prompts_stay_within_their_limits_and_keep_the_newest(
     lengths: list[int], most: int, most_tokens: int
 ) -> None:
-    prompts = Prompts(most, most_tokens)
+    prompts = RecentPrompts(most, most_tokens)
     for number, length in enumerate(lengths):
         prompts.add(prompt(range(number, number + length)))
         kept = [len(one.tokens) for one in prompts.all()]
@@ -31,7 +31,7 @@ def test_prompts_stay_within_their_limits_and_keep_the_newest(
 def test_recent_stays_within_its_limits_or_holds_the_newest_alone(
     sizes: list[int], most: int, candidates: int
 ) -> None:
-    recent, some = Recent(most, candidates), decided()
+    recent, some = RecentDecisions(most, candidates), decided()
     for at, size in enumerate(sizes):
         recent.add(
             replace(some, basis=replace(some.basis, workers=[some.basis.workers[0]] * size)), at
@@ -45,7 +45,7 @@ def test_recent_stays_within_its_limits_or_holds_the_newest_alone(
 @given(st.lists(st.lists(st.integers(0, 2), min_size=16, max_size=20), max_size=6))
 def test_prefixes_and_decisions_show_no_tokens(texts: list[list[int]]) -> None:
     asked = [prompt([FIRST_TOKEN + one for one in text]) for text in texts]
-    recent = Recent()
+    recent = RecentDecisions()
     recent.add(decided({"a:1": Overlap(16, (1, 0, 0, 0), 0)}), 0.0)
     told = [spread(one, {"a:1": Overlap(16, (1, 0, 0, 0), 0)}, 9) for one in prefixes(asked, 7, 99)]
     shown = json.dumps([told, *map(summary, recent.newest_after(0))])
