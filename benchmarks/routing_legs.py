@@ -45,7 +45,7 @@ from extproc.routing.claims.marks import Marks
 from extproc.routing.decision import Decision, Split
 from extproc.routing.health.upstreams import Upstreams
 from extproc.routing.inputs.query import Query
-from extproc.routing.ledger import Placing
+from extproc.routing.ledger import Ledger
 from extproc.routing.load.endpoint_load import Ticket
 from extproc.routing.load.loads import Loads
 from kvstate.overlap import Overlap, Prompt
@@ -144,7 +144,7 @@ class Result(NamedTuple):
 
 
 class _Workers:
-    """The workers, in the form that `Placing` needs."""
+    """The workers, in the form that `Ledger` needs."""
 
     def __init__(self, roles: Sequence[str]) -> None:
         self.upstreams = Upstreams()
@@ -191,7 +191,7 @@ class _Router:
         self._workers = _Workers(roles)
         self._candidates = [Candidate(str(n), str(n), role=role) for n, role in enumerate(roles)]
         config = Config(models=(Model("m"),), disaggregation=contestant.rules(cell))
-        self._placing = Placing(config, 1, self._workers)
+        self._placing = Ledger(config, 1, self._workers)
         self._placing.claims = tokens_sent()
         self._legs = Disaggregator(config, self._placing, self._workers.upstreams)
         self._rng = Random(seed + 77)

@@ -13,15 +13,15 @@ from extproc.routing.claims.claim_table import (
     Expected,
     Holdings,
     Lifetimes,
-    ToldBounds,
-    ToldClaim,
-    ToldCounts,
-    ToldPlaces,
+    ReportedBounds,
+    ReportedClaim,
+    ReportedCounts,
+    ReportedPlaces,
 )
 from extproc.routing.claims.marks import Marked
 from extproc.routing.load.endpoint_load import EndpointLoad
 from extproc.routing.load.loads import Load, Rates
-from extproc.routing.load.reports import Told
+from extproc.routing.load.reports import ReportedGauges
 from kvstate.overlap import Tokens
 
 class Budget:
@@ -271,7 +271,7 @@ class LoadNumbers:
     # Sets the estimate of the queue, to at most the tokens not known to be computed.
     def bound(self, backlog: float, now: float, window: float, /) -> None: ...
     # Returns what this router tells others of its own requests, as `Gauges`.
-    def told(self, now: float, rate: float, window: float, /) -> Told: ...
+    def told(self, now: float, rate: float, window: float, /) -> ReportedGauges: ...
     # Adds what another router told: requests and booked tokens, fewer if negative. queued, sent:
     # tokens that join the queue, and those sent lately. most: so many of these, times the pace, may
     # other routers' figures make.
@@ -311,14 +311,14 @@ class MarkTable:
     # Puts the claims of another router to their marks; see `ClaimTable.record_told`.
     def record_told(
         self,
-        told: Sequence[ToldClaim],
-        places: ToldPlaces,
+        told: Sequence[ReportedClaim],
+        places: ReportedPlaces,
         known: dict[int, Claim],
-        bounds: ToldBounds,
+        bounds: ReportedBounds,
         now: float,
         since: float,
         /,
-    ) -> ToldCounts: ...
+    ) -> ReportedCounts: ...
     # Removes a claim from its marks.
     def withdraw(self, claim: Claim, /) -> None: ...
     # Returns the longest mark of each run of marks with the same claims, and these claims. Marks

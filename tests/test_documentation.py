@@ -24,7 +24,7 @@ from extproc.features.fetching.store_figures import StoreCollector
 from extproc.fleet.discovery.discovery import DiscoveryCollector
 from extproc.fleet.proof.verifying import VerifiedCollector
 from extproc.observing import outcomes
-from extproc.observing.deliveries import Deliveries, SteeringCollector
+from extproc.observing.deliveries import DeliveryCounts, SteeringCollector
 from extproc.observing.faults import FaultCollector, Faults
 from extproc.observing.fleet_families import ServerCollector, ServerFigures
 from extproc.observing.metrics import Metrics
@@ -127,7 +127,7 @@ def test_metrics_are_all_documented_with_their_type() -> None:
     metrics.registry.register(StoreCollector(list))
     recorder = Recorder(Config().recorder, "trace.jsonl", bytes(32))
     metrics.registry.register(RecorderCollector(recorder))
-    metrics.registry.register(SteeringCollector(Deliveries(), {}, {}, Steering()))
+    metrics.registry.register(SteeringCollector(DeliveryCounts(), {}, {}, Steering()))
     metrics.registry.register(ServerCollector(lambda: ServerFigures(0, {}, 0)))
     text = generate_latest(metrics).decode()
     shown = dict(re.findall(r"^# TYPE (\S+) (\S+)", text, re.MULTILINE))

@@ -20,7 +20,7 @@ from extproc.routing.decision import Decision
 from extproc.routing.health.statuses import FIRST_SERVER_ERROR, is_uncomputed
 from extproc.routing.health.upstreams import Upstreams
 from extproc.routing.inputs.query import Query, Snapshot
-from extproc.routing.ledger import Placing
+from extproc.routing.ledger import Ledger
 from extproc.routing.load.endpoint_load import Ticket
 from kvstate.overlap import Prompt
 
@@ -34,12 +34,12 @@ class Disaggregator:
     def __init__(
         self,
         config: Config,
-        placing: Placing,
+        ledger: Ledger,
         upstreams: Upstreams,
     ) -> None:
         self._rules = config.disaggregation
         self._rate = config.policy.cost.prefill_tokens_per_second
-        self._placing = placing
+        self._placing = ledger
         self._upstreams = upstreams
         self._numbers = itertools.count()
         self._over: list[tuple[float, int, Ticket]] = []
@@ -79,7 +79,7 @@ class Disaggregator:
     def book(self, decision: Decision, now: float, prompt: Prompt | None = None) -> Ticket | None:
         """Counts a request on its first pick, and on its prefill worker if it has one.
 
-        Arguments and result are those of `Placing.book`; a prefill worker's feed announces the
+        Arguments and result are those of `Ledger.book`; a prefill worker's feed announces the
         prompt. There it counts for at most twice the expected time of the prompt.
         """
         self._end_computed(now)

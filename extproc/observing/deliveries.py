@@ -79,7 +79,7 @@ _STEP_SECONDS = 5.0
 _STEPS = int(MINUTE_SECONDS / _STEP_SECONDS)
 
 
-class Deliveries:
+class DeliveryCounts:
     """How many steered requests reached the worker that was picked for them.
 
     Only some are tracked, each from `look` until `note` or `note_unreported`. looked_at, results:
@@ -179,7 +179,7 @@ class SteeringCollector(Collector):
 
     def __init__(
         self,
-        deliveries: Deliveries,
+        deliveries: DeliveryCounts,
         steered: Mapping[str | None, int],
         unsteered: Mapping[str | None, int],
         steering: Share,

@@ -33,7 +33,7 @@ from extproc.routing.cost.patience import Patience
 from extproc.routing.cost.siblings import Siblings, siblings_of
 from extproc.routing.cost.survey import Survey, is_full, survey_of
 from extproc.routing.cost.term import Term
-from extproc.routing.decision import OVER_LIMIT, Basis, Charged, Decision, Verdict
+from extproc.routing.decision import OVER_LIMIT, Basis, ChargeColumn, Decision, Verdict
 from extproc.routing.inputs.query import Query, Snapshot
 from extproc.routing.policy_choice import endpoints_named
 from extproc.routing.savings.belonging import CONVERSATION, RESPONSE
@@ -178,15 +178,15 @@ def _sampled(
 
 def _charges(
     survey: Survey, savings: Savings, snapshot: Snapshot, terms: Sequence[Term], now: float
-) -> Mapping[str, Charged]:
+) -> Mapping[str, ChargeColumn]:
     """Adds what the terms charge to the costs of a survey; returns it by the term's name."""
-    charges: dict[str, Charged] = {}
+    charges: dict[str, ChargeColumn] = {}
     for term in (*_terms(savings, snapshot, now), *terms):
         charge = term.charge(survey, savings)
         if charge is not None:
             survey.add(charge.tokens)
             column = survey.column(charge.tokens, len(snapshot.workers))
-            charges[charge.name] = Charged(column, charge.fetches)
+            charges[charge.name] = ChargeColumn(column, charge.fetches)
     return charges
 
 

@@ -68,7 +68,7 @@ class PullSource(NamedTuple):
 NO_FETCHES: Mapping[str, Fetch] = MappingProxyType({})
 
 
-class Charged(NamedTuple):
+class ChargeColumn(NamedTuple):
     """What one term added to the costs.
 
     tokens: a column, of prefill work; None for workers that were not compared. fetches: what
@@ -110,7 +110,7 @@ class Basis(msgspec.Struct, frozen=True):
     # Which workers the request's conversation prefers.
     belonging: Belonging
     # What each term added to the costs, by its name; only of terms that concern the request.
-    charges: Mapping[str, Charged]
+    charges: Mapping[str, ChargeColumn]
     # The weights of an uncached token, and of a request in flight.
     affinity: float
     running: float

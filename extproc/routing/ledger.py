@@ -40,7 +40,7 @@ REQUESTS_A_LOOK = 8
 NOWHERE = ""
 
 
-class PlacingFleet(Protocol):
+class LedgerFleet(Protocol):
     """What picks need of the workers, each by its name.
 
     upstreams: the records of their endpoints. loads: reads and updates the load in these.
@@ -113,7 +113,7 @@ class ClaimReporter(Protocol):
         """Reports that a conversation's request was not computed at an endpoint."""
 
 
-class Placing:
+class Ledger:
     """One router's accounts of its requests. Times are seconds of one monotonic clock.
 
     fleet: the workers, whose records are updated here. secret: 64 random bits of this process.
@@ -122,7 +122,7 @@ class Placing:
     """
 
     def __init__(
-        self, config: Config, secret: int, fleet: PlacingFleet, telling: ClaimReporter | None = None
+        self, config: Config, secret: int, fleet: LedgerFleet, telling: ClaimReporter | None = None
     ) -> None:
         self.fleet = fleet
         self._telling = telling

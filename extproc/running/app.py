@@ -467,13 +467,13 @@ def _sharing(
 ) -> Sharing | None:
     if config.sharing is None or reporter is None:
         return None
-    fleet, placing = workers.candidates, router.placing
+    fleet, ledger = workers.candidates, router.ledger
     return Sharing(
         config.sharing,
         reporter,
         fleet,
-        placing.claims,
-        placing.homes,
+        ledger.claims,
+        ledger.homes,
         time.monotonic,
         router.media,
     )

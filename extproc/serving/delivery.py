@@ -5,20 +5,20 @@ from collections.abc import Callable, Iterator
 
 from extproc.base.fault import ROUTER, Fault
 from extproc.fleet.workers import Workers
-from extproc.observing.deliveries import Deliveries, WarningLimit
+from extproc.observing.deliveries import DeliveryCounts, WarningLimit
 from extproc.routing.decision import Decision
 
 log = logging.getLogger("kvsteer.decision")
 
 
-class Delivery:
+class DeliveryWatch:
     """Notes who answered each steered request.
 
     deliveries: the results. monotonic: seconds.
     """
 
     def __init__(
-        self, workers: Workers, deliveries: Deliveries, monotonic: Callable[[], float]
+        self, workers: Workers, deliveries: DeliveryCounts, monotonic: Callable[[], float]
     ) -> None:
         self._workers = workers
         self._deliveries = deliveries

@@ -36,7 +36,7 @@ from extproc.serving.refusals import Refusal, refusal_of, refused_body
 from extproc.serving.router import Routed
 from extproc.serving.shared_by_streams import SharedByStreams
 from extproc.serving.stream import Step, Stream
-from extproc.serving.stream_answers import Answers, Placement, Told
+from extproc.serving.stream_answers import Answers, HeaderValues, PickAnswer
 
 log = logging.getLogger("kvsteer.extproc")
 
@@ -83,7 +83,7 @@ class Exchange:
         # if only some requests are steered, as much must be known about the others
         self._accounts = accounts or router.steering.is_partial
         self._wants_status = not accounts and (
-            self._accounts or router.watched.proofs.wants_answers or router.placing.wants_status()
+            self._accounts or router.watched.proofs.wants_answers or router.ledger.wants_status()
         )
         self._stream = Stream(service.stream_settings, wants_status=self._wants_status)
         clock = service.monotonic
@@ -187,10 +187,10 @@ class Exchange:
                 return self._refuse(refusal)
         if self._wants_status or self._accounts or ticket is None or self._stream.is_duplex:
             placed.await_response(accounts=self._accounts, wants_status=self._wants_status)
-        placement = self._placement(placed, request, is_changed=is_changed)
-        if placement is None:
+        answer = self._pick_answer(placed, request, is_changed=is_changed)
+        if answer is None:
             return self._refuse(refused_body(request.head.path))
-        answers = self._stream.place(placement)
+        answers = self._stream.place(answer)
         self._enter(_PLACED)
         return answers
 
@@ -201,10 +201,10 @@ class Exchange:
             return Verdict.UNAVAILABLE if is_left else decision.verdict
         return decision.verdict if decision.is_steered else Verdict.NO_OVERRIDE
 
-    def _placement(
+    def _pick_answer(
         self, placed: PlacedRequest, request: RoutingRequest, *, is_changed: bool
-    ) -> Placement | None:
-        """Returns what the proxy is told about a request; None to refuse it.
+    ) -> PickAnswer | None:
+        """Returns the answer that names the pick of a request; None to refuse it.
 
         Here, and nowhere else, the headers of `extproc.config.owned_headers` get their values.
         """
@@ -216,28 +216,28 @@ class Exchange:
         else:
             rank, destination = None, placed.proxy_endpoint()
         body = None if request.wants_endpoint else request.body
-        told: Told = ()
+        values: HeaderValues = ()
         if service.names_model and decision.model:
-            told = ((MODEL, decision.model),)
+            values = ((MODEL, decision.model),)
         header, pinned = named_rank(rank, body)
         if header is not None:
-            told = (*told, header)
+            values = (*values, header)
         new_body = pinned or (body if is_changed else None)
         if decision.of_class is not None:
             engine = service.router.engine(decision.worker)
             path, so_far = request.head.path, new_body or body
             priority, with_priority = named_priority(decision.of_class, engine, path, so_far)
             if priority is not None:
-                told = (*told, priority)
+                values = (*values, priority)
             new_body = with_priority or new_body
         if service.legs is not None:
             legs = service.legs.announce(decision, request.head.path, new_body or body)
             if legs is None:
                 return None
             said, changed = legs
-            told = (*told, *said)
+            values = (*values, *said)
             new_body = changed or new_body
-        return Placement(destination, told, new_body)
+        return PickAnswer(destination, values, new_body)
 
 
 class Service(SharedByStreams):

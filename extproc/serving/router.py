@@ -19,7 +19,7 @@ from extproc.disaggregation.disaggregator import Disaggregator
 from extproc.fleet.workers import Workers
 from extproc.media.knowledge import MediaKnowledge
 from extproc.observing.decisions import Timeline, Traces
-from extproc.observing.deliveries import Deliveries, SteeringCollector
+from extproc.observing.deliveries import DeliveryCounts, SteeringCollector
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Outcome
 from extproc.observing.reason_faults import ReasonFaults
@@ -41,10 +41,10 @@ from extproc.routing.decision_log import DecisionLog, ids_of
 from extproc.routing.explain import explanation
 from extproc.routing.health.statuses import FIRST_FAILURE
 from extproc.routing.inputs.query import Media, Query
-from extproc.routing.ledger import Placing
+from extproc.routing.ledger import Ledger
 from extproc.routing.load.endpoint_load import Ticket
 from extproc.routing.steering import Steering, beginning_of, hash_of
-from extproc.serving.delivery import Delivery
+from extproc.serving.delivery import DeliveryWatch
 from extproc.serving.enabled_features import enabled
 from extproc.serving.observers import Observer
 from extproc.serving.preparation import NOTHING_NAMED, Fleet, Named, Preparation
@@ -132,9 +132,9 @@ class Router:
         self._candidates = candidates = workers.candidates
         self._proofs = workers.proofs
         self._decisions = DecisionLog(config.log.decisions_percent, rng.random, candidates.state)
-        self.placing = Placing(config, rng.getrandbits(64), candidates, reporter)
-        self._disaggregator = Disaggregator(config, self.placing, workers.upstreams)
-        self._features = enabled(config, workers, self.placing.loads)
+        self.ledger = Ledger(config, rng.getrandbits(64), candidates, reporter)
+        self._disaggregator = Disaggregator(config, self.ledger, workers.upstreams)
+        self._features = enabled(config, workers, self.ledger.loads)
         for feature in self._features:
             for collector in feature.collectors():
                 metrics.registry.register(collector)
@@ -143,13 +143,13 @@ class Router:
         self._observer = observer
         self.steering = Steering(config.steering.percent, config.steering.header)
         self.unsteered: Counter[str | None] = Counter()
-        self.deliveries = deliveries = Deliveries()
-        self.delivery = Delivery(workers, deliveries, self._monotonic)
+        self.deliveries = deliveries = DeliveryCounts()
+        self.delivery = DeliveryWatch(workers, deliveries, self._monotonic)
         self.paths = EnginePaths(config.extproc.path_prefixes, guesses=not config.edits_bodies)
         self.unrecognized = Unrecognized(metrics.calls, self._monotonic)
         metrics.registry.register(UnrecognizedCollector(self.unrecognized))
         self.reasons = ReasonFaults(metrics.calls, metrics.decided_for, self._monotonic)
-        steered, unsteered = self.placing.steered, self.unsteered
+        steered, unsteered = self.ledger.steered, self.unsteered
         metrics.registry.register(SteeringCollector(deliveries, steered, unsteered, self.steering))
 
     async def route(self, request: RoutingRequest, traceparent: str = "") -> Routed:
@@ -198,9 +198,9 @@ class Router:
             query = query.query_for((decision.prefill or decision).worker)
         if not decision.is_steered:
             self.unsteered[decision.model] += 1
-            ticket = self.placing.note(decision, now)
+            ticket = self.ledger.note(decision, now)
         else:
-            step = self.placing if decision.split is None else self._disaggregator
+            step = self.ledger if decision.split is None else self._disaggregator
             for feature in self._features:
                 feature.begin(decision, query, now)
             ticket = step.book(decision, now, self._announced_prompt(decision, query))
@@ -272,7 +272,7 @@ class Router:
         now = clock()
         if ticket.leg is not None:
             self._disaggregator.release(ticket, now)
-        self.placing.release(ticket, now)
+        self.ledger.release(ticket, now)
 
     def note_server(self, decision: Decision, ticket: Ticket, endpoint: str) -> None:
         """Notes which endpoint answered a request, according to its response."""
@@ -290,10 +290,10 @@ class Router:
         """Notes the endpoint to which an unsteered request went."""
         worker = decision.basis.worker_at(endpoint)
         if worker:
-            self.placing.note_worker(ticket, decision, worker, endpoint, self._monotonic())
+            self.ledger.note_worker(ticket, decision, worker, endpoint, self._monotonic())
         else:
-            self.placing.disclaim(ticket)
-            self.placing.loads.end(ticket, self._monotonic())
+            self.ledger.disclaim(ticket)
+            self.ledger.loads.end(ticket, self._monotonic())
 
     def any_endpoint(self, decision: Decision, ticket: Ticket) -> str:
         """Returns a random endpoint for an unsteered request, and books the request there.
@@ -308,7 +308,7 @@ class Router:
 
     def steering_status(self) -> dict[str, Any]:
         """Returns the answer of GET /steering."""
-        results = self.deliveries.totals(self.placing.steered)
+        results = self.deliveries.totals(self.ledger.steered)
         return {
             "percent": self.steering.percent,
             "header": ", ".join(self.steering.headers) or None,
@@ -332,11 +332,11 @@ class Router:
         """
         self._drop_watch(ticket)  # the picked worker's events say nothing about this request
         if worker:
-            self.placing.move(ticket, worker, endpoint, self._monotonic())
+            self.ledger.move(ticket, worker, endpoint, self._monotonic())
         else:
             self._disaggregator.disclaim(ticket)
-            self.placing.disclaim(ticket)
-            self.placing.loads.end(ticket, self._monotonic())
+            self.ledger.disclaim(ticket)
+            self.ledger.loads.end(ticket, self._monotonic())
 
     def _drop_watch(self, ticket: Ticket) -> None:
         """Gives up comparing what the picked worker stores with a request."""
@@ -350,7 +350,7 @@ class Router:
         if not (worker and response):
             return False
         name = name_apart(decision.tenant, response)
-        self.placing.note_response(worker, name, self._monotonic())
+        self.ledger.note_response(worker, name, self._monotonic())
         return True
 
     def note_answer(self, ticket: Ticket, status: int, served: str) -> None:
@@ -360,7 +360,7 @@ class Router:
         else:
             self.watched.note_answer(ticket)
         self._disaggregator.note_answer(ticket, status, self._monotonic())
-        seconds = self.placing.note_answer(ticket, status, served, self._monotonic())
+        seconds = self.ledger.note_answer(ticket, status, served, self._monotonic())
         if seconds:
             log.warning(
                 "worker at %s keeps failing, last with %d: ejected for %.0f s while others answer",
@@ -377,7 +377,7 @@ class Router:
 
     def in_flight(self, endpoint: str) -> int:
         """Returns how many requests are in flight on an endpoint."""
-        return self.placing.loads.in_flight(endpoint)
+        return self.ledger.loads.in_flight(endpoint)
 
     def note_usage(self, outcome: Outcome) -> None:
         """Notes what an engine reports of a request, for its media and for features."""
@@ -442,7 +442,7 @@ class Router:
         now = timeline.clock()
         if held:
             timeline.looked_at = now
-        snapshot = self.placing.snapshot(
+        snapshot = self.ledger.snapshot(
             request,
             query,
             self._candidates.list_for(query.model or self._models.default),
@@ -477,7 +477,7 @@ class Router:
         if not self._candidates.names_ranks:
             return None
         writes_body = request.body is not None and not request.wants_endpoint
-        return self.placing.ranks(request.head.path, writes_body=writes_body)
+        return self.ledger.ranks(request.head.path, writes_body=writes_body)
 
     def _announced_prompt(self, decision: Decision, query: Query) -> Prompt | None:
         """Returns the prompt if its worker's feed will announce when it is computed, else None."""

@@ -17,7 +17,7 @@ from extproc.serving.naming_headers import NamingHeaders
 from extproc.serving.proxy_decoder import ProxyDecoder
 from extproc.serving.router import Router
 from extproc.serving.stream import StreamSettings
-from extproc.serving.stream_answers import Phrases
+from extproc.serving.stream_answers import AnswerCache
 
 # Memory for collected bodies: in dialect B the router collects them; in dialect A, Envoy does.
 _BODIES_BYTES = 1024 * MIB
@@ -59,8 +59,8 @@ class SharedByStreams:
         self.joining = ThreadPoolExecutor(1, thread_name_prefix="joining")
         self.endpoints = endpoints_named(config.policy, is_duplex=False)
         self.duplex_endpoints = endpoints_named(config.policy, is_duplex=True)
-        phrases = Phrases(owned_headers(config))
-        self.names_model = phrases.names_model
+        answer_cache = AnswerCache(owned_headers(config))
+        self.names_model = answer_cache.names_model
         header = config.policy.header
         self.stream_settings = StreamSettings(
             max_body_bytes=config.extproc.max_body_bytes,
@@ -72,7 +72,7 @@ class SharedByStreams:
             dialect=config.extproc.dialect,
             reads_usage=self.reads_usage,
             cleans=self.preparation.reads_bodies,
-            phrases=phrases,
+            answer_cache=answer_cache,
             paths=router.paths,
             note_unrecognized=router.unrecognized.note,
         )

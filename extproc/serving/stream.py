@@ -65,7 +65,7 @@ from extproc.requests.request import (
     RoutingRequest,
     may_compute,
 )
-from extproc.serving import stream_answers as say
+from extproc.serving import stream_answers
 from extproc.serving.naming_headers import NO_NAMES, NamingHeaders
 from extproc.serving.proxy_decoder import head_of
 from extproc.serving.proxy_message import (
@@ -82,7 +82,7 @@ from extproc.serving.proxy_message import (
     number_of,
 )
 from extproc.serving.refusals import Refusal
-from extproc.serving.stream_answers import Answers, Phrases, Placement
+from extproc.serving.stream_answers import AnswerCache, Answers, PickAnswer
 
 # Most decimal digits of a status.
 _STATUS_DIGITS = 3
@@ -261,7 +261,7 @@ class StreamSettings(msgspec.Struct, frozen=True):
     dialect: str = "auto"
     reads_usage: bool = False
     cleans: bool = False
-    phrases: Phrases = msgspec.field(default_factory=Phrases)
+    answer_cache: AnswerCache = msgspec.field(default_factory=AnswerCache)
     learned: LearnedPaths = msgspec.field(default_factory=LearnedPaths)
     paths: EnginePaths = EnginePaths()
     note_unrecognized: Callable[[str], None] = _note_nothing
@@ -291,15 +291,15 @@ class Stream:
     _asked_with = NO_KIND
     _is_last = False
 
-    def __init__(self, spoken: StreamSettings, *, wants_status: bool = False) -> None:
+    def __init__(self, settings: StreamSettings, *, wants_status: bool = False) -> None:
         self.state = _HEAD
         self.head = NO_HEAD
         self._collected: CollectedBody | None = None  # used in dialect B only
         self._unkeyed = ""  # why a body that is cleaned has no keys
-        self._settings = spoken
+        self._settings = settings
         self._wants_status = wants_status
-        self._reads_usage = spoken.reads_usage
-        if spoken.dialect == "epp":
+        self._reads_usage = settings.reads_usage
+        if settings.dialect == "epp":
             self.is_duplex = self._echoes_response = True
             self._mode = _DUPLEX
 
@@ -329,24 +329,24 @@ class Stream:
         """Whether the response's body is to be read for its usage."""
         return self._reads_usage
 
-    def place(self, placement: Placement) -> Answers:
+    def place(self, answer: PickAnswer) -> Answers:
         """Returns the answers that carry the pick for the last `RoutingRequest`."""
-        spoken = self._settings
+        settings = self._settings
         self.state = _ENDED if self.is_duplex and self._is_last else _PLACED
         if self._asked_with == REQUEST_BODY and not self.is_duplex:
-            return spoken.phrases.body_placed(placement)
-        common = say.pick_of(placement, spoken.phrases.owned)
+            return settings.answer_cache.body_placed(answer)
+        common = stream_answers.pick_of(answer, settings.answer_cache.owned)
         if self._asked_with == REQUEST_HEADERS or self.is_duplex:
             without_body = not self._is_last and not self.is_duplex
             may_ask = self._announced_mode is not None and not self.is_duplex
-            first = say.headers_placed(
+            first = stream_answers.headers_placed(
                 common,
                 without_body=without_body,
                 with_response=may_ask and self._wants_status,
             )
         else:
-            first = say.request_trailers_go_on()
-        answers = say.encoded(say.with_metadata(first, placement))
+            first = stream_answers.request_trailers_go_on()
+        answers = stream_answers.encoded(stream_answers.with_metadata(first, answer))
         if self.is_duplex and self._asked_with != REQUEST_HEADERS:
             answers += self._collected_echo()
         return answers
@@ -355,7 +355,7 @@ class Stream:
         """Returns the answer that refuses the request of the last `RoutingRequest`."""
         self.state = StreamState.REFUSED
         self.close()
-        return say.encoded(say.refused(refusal))
+        return stream_answers.encoded(stream_answers.refused(refusal))
 
     def close(self) -> None:
         """Releases the memory of the request's body."""
@@ -379,7 +379,7 @@ class Stream:
     def _ask(self, kind: int, body: bytes | None, reason: str = "") -> RoutingRequest:
         self.state = _ROUTING
         self._asked_with = kind
-        finds_model = self._settings.phrases.names_model and not self.is_duplex
+        finds_model = self._settings.answer_cache.names_model and not self.is_duplex
         has_more = kind == REQUEST_BODY or not self._is_last
         return RoutingRequest(
             self.head,
@@ -391,13 +391,13 @@ class Stream:
         )
 
     def _request_headers(self, message: ProxyMessage) -> Step:
-        spoken = self._settings
+        settings = self._settings
         head = message.head
         if head is None:
-            head = head_of(message, spoken.policy_header, spoken.naming)
+            head = head_of(message, settings.policy_header, settings.naming)
         self.head = head
         self._is_last = message.is_last
-        learned = spoken.learned
+        learned = settings.learned
         unkeyed = learned.why_unkeyed(head.method, head.path)
         if unkeyed:
             head, unkeyed = self._seen_by_engine(head, unkeyed)
@@ -410,24 +410,26 @@ class Stream:
         self.state = _BODY
         if self.is_duplex:
             return []
-        return self._settings.phrases.go_on(self._announced_mode if self._wants_status else None)
+        return self._settings.answer_cache.go_on(
+            self._announced_mode if self._wants_status else None
+        )
 
     def _seen_by_engine(self, head: Head, unkeyed: str) -> tuple[Head, str]:
         """Returns a head with the path that the engine sees, and why its body is not needed.
 
         unkeyed: why that is so by the path that the client used.
         """
-        spoken = self._settings
-        path = spoken.paths.seen(head.path)
+        settings = self._settings
+        path = settings.paths.seen(head.path)
         if path != head.path:
             self.head = head = msgspec.structs.replace(head, path=path)
-            unkeyed = spoken.learned.why_unkeyed(head.method, path)
+            unkeyed = settings.learned.why_unkeyed(head.method, path)
         if not unkeyed:
             return head, ""
         is_unknown = unkeyed == NOT_INFERENCE
         if is_unknown and not self._is_last and may_compute(head.method, path):
-            spoken.note_unrecognized(path)
-        self._reads_usage &= is_unknown and spoken.learned.may_learn(head.method, path)
+            settings.note_unrecognized(path)
+        self._reads_usage &= is_unknown and settings.learned.may_learn(head.method, path)
         self._wants_status &= not is_unknown
         return head, unkeyed
 
@@ -443,7 +445,7 @@ class Stream:
             return "no_body"
         if head.content_length is not None and head.content_length > self._settings.max_body_bytes:
             return "body_too_large"
-        is_read = self.is_duplex or self._mode in say.WHOLE_BODY_MODES
+        is_read = self.is_duplex or self._mode in stream_answers.WHOLE_BODY_MODES
         return "" if is_read else "body_not_buffered"
 
     def _request_body(self, message: ProxyMessage) -> Step:
@@ -474,22 +476,30 @@ class Stream:
         else:
             before, last = pieces, None
         answers = [
-            *[one for piece in before for one in say.request_body_echo(piece, end_of_stream=False)],
-            *(() if last is None else say.request_body_echo(last, end_of_stream=True)),
+            *[
+                one
+                for piece in before
+                for one in stream_answers.request_body_echo(piece, end_of_stream=False)
+            ],
+            *(() if last is None else stream_answers.request_body_echo(last, end_of_stream=True)),
         ]
         if self._asked_with == REQUEST_TRAILERS:
-            answers.append(say.request_trailers_go_on())
-        return say.encoded(*answers)
+            answers.append(stream_answers.request_trailers_go_on())
+        return stream_answers.encoded(*answers)
 
     def _request_body_after_pick(self, message: ProxyMessage) -> Step:
         if not self.is_duplex:
-            return say.encoded(say.request_body_goes_on())
+            return stream_answers.encoded(stream_answers.request_body_goes_on())
         if message.is_last:
             self.state = _ENDED
-        return say.encoded(*say.request_body_echo(message.body, end_of_stream=message.is_last))
+        return stream_answers.encoded(
+            *stream_answers.request_body_echo(message.body, end_of_stream=message.is_last)
+        )
 
     def _request_body_after_end(self, _: ProxyMessage) -> Step:
-        return [] if self.is_duplex else say.encoded(say.request_body_goes_on())
+        return (
+            [] if self.is_duplex else stream_answers.encoded(stream_answers.request_body_goes_on())
+        )
 
     def _request_trailers_with_pick(self, _: ProxyMessage) -> Step:
         """Handles trailers before the body's end is known; in dialect A, there is no body then."""
@@ -500,10 +510,10 @@ class Stream:
 
     def _request_trailers_after_pick(self, _: ProxyMessage) -> Step:
         self.state = _ENDED
-        return say.encoded(say.request_trailers_go_on())
+        return stream_answers.encoded(stream_answers.request_trailers_go_on())
 
     def _request_trailers_alone(self, _: ProxyMessage) -> Step:
-        return say.encoded(say.request_trailers_go_on())
+        return stream_answers.encoded(stream_answers.request_trailers_go_on())
 
     def _nothing(self, _: ProxyMessage) -> Step:
         return []
@@ -514,12 +524,16 @@ class Stream:
             self.response_head = head = response_head_of(message)
             may_tell = head.is_readable and not message.is_last
             read_body = self._reads_usage and may_tell and not self._echoes_response
-            return say.encoded(say.response_headers_go_on(read_body=read_body))
+            return stream_answers.encoded(
+                stream_answers.response_headers_go_on(read_body=read_body)
+            )
         if message.kind == RESPONSE_TRAILERS:
-            return say.encoded(say.response_trailers_go_on())
+            return stream_answers.encoded(stream_answers.response_trailers_go_on())
         if not self._echoes_response:
-            return say.encoded(say.response_body_goes_on())
-        return say.encoded(*say.response_body_echo(message.body, end_of_stream=message.is_last))
+            return stream_answers.encoded(stream_answers.response_body_goes_on())
+        return stream_answers.encoded(
+            *stream_answers.response_body_echo(message.body, end_of_stream=message.is_last)
+        )
 
     _rows: ClassVar[Mapping[tuple[StreamState, int], _Row]] = {
         (StreamState.HEAD, REQUEST_HEADERS): _request_headers,

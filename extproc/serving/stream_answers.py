@@ -43,24 +43,24 @@ def encoded(*answers: ProcessingResponse) -> Answers:
 
 
 # Names and values of headers to set.
-Told = tuple[tuple[str, str], ...]
+HeaderValues = tuple[tuple[str, str], ...]
 
 
-class Placement(msgspec.Struct, frozen=True, gc=False):
-    """What Envoy is told about a request's destination; each part may be absent.
+class PickAnswer(msgspec.Struct, frozen=True, gc=False):
+    """What an answer says of a request's destination; each part may be absent.
 
-    destination: ip:port, best first, comma-separated. told: the other headers that are set, of
-    those in `extproc.config.owned_headers`. body: replaces the request's own, if that was received
-    whole.
+    destination: ip:port, best first, comma-separated. header_values: the other headers that are
+    set, of those in `extproc.config.owned_headers`. body: replaces the request's own, if that was
+    received whole.
     """
 
     destination: str = ""
-    told: Told = ()
+    header_values: HeaderValues = ()
     body: Body | None = None
 
 
 # By what a repeated answer is known: the body mode that lets request headers go on, or a placement.
-_Cause = int | None | Placement
+_Cause = int | None | PickAnswer
 
 # Of an answer, the lengths in bytes of its values, the destination's first, and the other names.
 _Shape = tuple[tuple[int, ...], tuple[str, ...]]
@@ -76,7 +76,7 @@ class _Frame(NamedTuple):
     order: list[int]
 
 
-class Phrases:
+class AnswerCache:
     """Answers that many requests get: each is built and encoded once.
 
     They are shared, so they must not be changed. Bounded: when there are too many, all are dropped.
@@ -109,28 +109,28 @@ class Phrases:
             self._keep(body_mode, known)
         return known
 
-    def body_placed(self, placement: Placement) -> Answers:
-        """Returns the answer to a buffered request body that carries a placement."""
-        body = placement.body
+    def body_placed(self, pick: PickAnswer) -> Answers:
+        """Returns the answer to a buffered request body that carries a pick."""
+        body = pick.body
         if body is not None:
             if isinstance(body, ExtendedBody) or len(body) >= LONG_BYTES:
-                return [_long_placed(placement, body, self.owned)]
-            return [_placed(placement, body, self.owned)]
-        known = self._answers.get(placement)
+                return [_long_placed(pick, body, self.owned)]
+            return [_placed(pick, body, self.owned)]
+        known = self._answers.get(pick)
         if known is None:
-            known = [self._filled(placement)]
-            told = placement.told
-            if not told or self._differing.isdisjoint([name for name, _ in told]):
-                self._keep(placement, known)
+            known = [self._filled(pick)]
+            values = pick.header_values
+            if not values or self._differing.isdisjoint([name for name, _ in values]):
+                self._keep(pick, known)
         return known
 
-    def _filled(self, placement: Placement) -> bytes:
+    def _filled(self, pick: PickAnswer) -> bytes:
         """Builds an answer from what is known of others whose values are as long."""
-        pick, told = placement.destination.encode(), placement.told
-        if not told:  # as in most answers: only the pick stands at each place
-            return pick.join(self._frame(((len(pick),), ())).parts)
-        values = [pick, *[value.encode() for _, value in told]]
-        shape = tuple(map(len, values)), tuple([name for name, _ in told])
+        destination, named = pick.destination.encode(), pick.header_values
+        if not named:  # as in most answers: only the pick stands at each place
+            return destination.join(self._frame(((len(destination),), ())).parts)
+        values = [destination, *[value.encode() for _, value in named]]
+        shape = tuple(map(len, values)), tuple([name for name, _ in named])
         (before, *others), order = self._frame(shape)
         return before + b"".join(
             [values[at] + part for at, part in zip(order, others, strict=True)]
@@ -157,8 +157,8 @@ def _frame_of(shape: _Shape, owned: tuple[str, ...]) -> _Frame:
     the values are. In the second, the bytes of a value are its number, from 1 on.
     """
     lengths, _ = shape
-    blank = _placed(_placement_of(shape, [0] * len(lengths)), None, owned)
-    numbered = _placed(_placement_of(shape, range(1, len(lengths) + 1)), None, owned)
+    blank = _placed(_pick_of_shape(shape, [0] * len(lengths)), None, owned)
+    numbered = _placed(_pick_of_shape(shape, range(1, len(lengths) + 1)), None, owned)
     parts, order = [], []
     start = at = 0
     while at < len(blank):
@@ -171,29 +171,29 @@ def _frame_of(shape: _Shape, owned: tuple[str, ...]) -> _Frame:
     return _Frame([*parts, blank[start:]], order)
 
 
-def _placement_of(shape: _Shape, marks: Sequence[int]) -> Placement:
+def _pick_of_shape(shape: _Shape, marks: Sequence[int]) -> PickAnswer:
     """Returns a placement of a shape. marks: for each value the character of which it consists."""
     lengths, names = shape
     pick, *values = [chr(mark) * length for length, mark in zip(lengths, marks, strict=True)]
-    return Placement(pick, tuple(zip(names, values, strict=True)))
+    return PickAnswer(pick, tuple(zip(names, values, strict=True)))
 
 
-def _told_by(placement: Placement) -> Told:
-    """Returns the names and values of all headers that a placement sets."""
-    if not placement.destination:
-        return placement.told
-    return (headers.DESTINATION, placement.destination), *placement.told
+def _headers_of(pick: PickAnswer) -> HeaderValues:
+    """Returns the names and values of all headers that an answer sets."""
+    if not pick.destination:
+        return pick.header_values
+    return (headers.DESTINATION, pick.destination), *pick.header_values
 
 
-def _placed(placement: Placement, body: bytes | None, owned: tuple[str, ...]) -> bytes:
-    """Builds and encodes the answer of `Phrases.body_placed`, with no body or a short one."""
-    common = pick_of(placement, owned)
-    return with_metadata(body_placed(common, body), placement).SerializeToString()
+def _placed(pick: PickAnswer, body: bytes | None, owned: tuple[str, ...]) -> bytes:
+    """Builds and encodes the answer of `AnswerCache.body_placed`, with no body or a short one."""
+    common = pick_of(pick, owned)
+    return with_metadata(body_placed(common, body), pick).SerializeToString()
 
 
-def _long_placed(placement: Placement, body: Body, owned: tuple[str, ...]) -> LongMessage:
-    """Builds and encodes the answer of `Phrases.body_placed` with a long body."""
-    announced = with_metadata(body_placed(pick_of(placement, owned), None, len(body)), placement)
+def _long_placed(pick: PickAnswer, body: Body, owned: tuple[str, ...]) -> LongMessage:
+    """Builds and encodes the answer of `AnswerCache.body_placed` with a long body."""
+    announced = with_metadata(body_placed(pick_of(pick, owned), None, len(body)), pick)
     return _with_body(announced.SerializeToString(), body)
 
 
@@ -232,23 +232,23 @@ _WITH_RESPONSE_BODY = ProcessingMode(
 )
 
 
-def pick_of(placement: Placement, owned: tuple[str, ...]) -> CommonResponse:
+def pick_of(pick: PickAnswer, owned: tuple[str, ...]) -> CommonResponse:
     """Returns the header mutation of a pick.
 
     owned: the headers of which it overwrites or removes what a client set.
     """
-    told = _told_by(placement)
-    mutation = HeaderMutation(set_headers=[_overwrite(name, value) for name, value in told])
-    names = {name for name, _ in told}
+    values = _headers_of(pick)
+    mutation = HeaderMutation(set_headers=[_overwrite(name, value) for name, value in values])
+    names = {name for name, _ in values}
     mutation.remove_headers.extend([name for name in owned if name not in names])
     return CommonResponse(header_mutation=mutation, clear_route_cache=headers.MODEL in owned)
 
 
-def with_metadata(answer: ProcessingResponse, placement: Placement) -> ProcessingResponse:
+def with_metadata(answer: ProcessingResponse, pick: PickAnswer) -> ProcessingResponse:
     """Adds the pick, if there is one, to the dynamic metadata of an answer, and returns it."""
-    if placement.destination:
+    if pick.destination:
         space = answer.dynamic_metadata.fields[headers.DESTINATION_NAMESPACE].struct_value
-        space.fields[headers.DESTINATION].string_value = placement.destination
+        space.fields[headers.DESTINATION].string_value = pick.destination
     return answer
 
 

@@ -157,7 +157,7 @@ class Claim(msgspec.Struct, eq=False, gc=False):
     ended_at: float = inf
 
 
-class ToldClaim(Protocol):
+class ReportedClaim(Protocol):
     """A claim of another router.
 
     number: by which that router tells of its end. worker: the id of its worker in messages. keys:
@@ -178,15 +178,15 @@ class ToldClaim(Protocol):
 
 
 # The workers by their ids in messages: where each is, and the record of what was sent to it.
-ToldPlaces = Mapping[int, tuple[str, Holdings]]
+ReportedPlaces = Mapping[int, tuple[str, Holdings]]
 
 # How many claims of another router are recorded: the most marks of a message, the most of those
 # that were not told before, and the most open claims; beyond that, the oldest are left to expire.
-ToldBounds = tuple[int, float, int]
+ReportedBounds = tuple[int, float, int]
 
 # What became of them: the marks of those recorded, how many are of workers that are not known here,
 # and how many are beyond the bounds.
-ToldCounts = tuple[int, int, int]
+ReportedCounts = tuple[int, int, int]
 
 
 # The claims of one mark, worker by worker, each worker's newest claim first. Behind it are those
@@ -250,12 +250,12 @@ class ClaimTable:
 
     def record_told(
         self,
-        told: Sequence[ToldClaim],
-        places: ToldPlaces,
+        told: Sequence[ReportedClaim],
+        places: ReportedPlaces,
         known: dict[int, Claim],
-        bounds: ToldBounds,
+        bounds: ReportedBounds,
         now: float,
-    ) -> ToldCounts:
+    ) -> ReportedCounts:
         """Claims that workers are about to hold the prompts that another router sent there.
 
         known: its open claims by their numbers, to which the new ones are added.

@@ -21,7 +21,7 @@ from extproc._core import LoadColumns, load_of
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.candidates.pins import PinnedRank
 from extproc.routing.load.endpoint_load import EndpointLoad, LevelLoad, LoadSample, Ticket
-from extproc.routing.load.reports import GaugesOf, Place, Told, WorkerLoadReport
+from extproc.routing.load.reports import GaugesOf, Place, ReportedGauges, WorkerLoadReport
 from extproc.routing.load.speed import LEAST_SECONDS, Common
 from extproc.routing.load.transfers import FleetTransfers, Transfers
 from kvstate.overlap import Prompt
@@ -312,7 +312,7 @@ class Loads:
         others_waiting = max(0, report.waiting - own_waiting - shared_waiting)
         return least, most, others_waiting * self._mean_uncached
 
-    def told(self, endpoints: Sequence[str], now: float) -> list[tuple[str, Told]]:
+    def told(self, endpoints: Sequence[str], now: float) -> list[tuple[str, ReportedGauges]]:
         """Returns this router's own load on those of the endpoints that are known, for others."""
         states, rate = self._endpoints, self._rate
         return [

@@ -9,7 +9,7 @@ MAX_WORKERS = 256
 
 # What a router reports of its requests: their number and tokens, in the order of `Gauges`
 # (`extproc.routing.load.loads`).
-Told = tuple[int, int, int, int, int]
+ReportedGauges = tuple[int, int, int, int, int]
 
 # Where a worker is, and anything else.
 Place = tuple[str, Any]

@@ -33,13 +33,13 @@ class Both:
 
     def __init__(self, rules: Disaggregation) -> None:
         config = Config(models=(Model("m"),), disaggregation=rules)
-        self.placing = books(config, Fleet(config))
-        self.fleet = fleet_of(self.placing)
-        self.loads = self.placing.loads
-        self.legs = Disaggregator(config, self.placing, self.fleet.upstreams)
+        self.ledger = books(config, Fleet(config))
+        self.fleet = fleet_of(self.ledger)
+        self.loads = self.ledger.loads
+        self.legs = Disaggregator(config, self.ledger, self.fleet.upstreams)
 
     def decide(self, query: Query, workers: list[Candidate], held: Held, now: float) -> Decision:
-        snapshot = self.placing.snapshot(PLAIN_REQUEST, query, workers, held, lambda _: "live", now)
+        snapshot = self.ledger.snapshot(PLAIN_REQUEST, query, workers, held, lambda _: "live", now)
         roles = self.fleet.has_roles
         return self.legs.decide(PLAIN_REQUEST, query, snapshot, now, Random(0), has_roles=roles)
 
@@ -50,11 +50,11 @@ class Both:
 
     def answered(self, ticket: Ticket, status: int, served: str, now: float) -> None:
         self.legs.note_answer(ticket, status, now)
-        self.placing.note_answer(ticket, status, served, now)
+        self.ledger.note_answer(ticket, status, served, now)
 
     def release(self, ticket: Ticket, now: float) -> None:
         self.legs.release(ticket, now)
-        self.placing.release(ticket, now)
+        self.ledger.release(ticket, now)
 
 
 def of_legs(loads: int = 8, now: float = 0.0) -> tuple[Both, Decision]:
@@ -80,7 +80,7 @@ def test_book_counts_two_legs_on_their_workers_until_release() -> None:
     assert (one.loads.in_flight("a:1"), one.loads.in_flight("c:1")) == (9, 1)
     loads = [one.loads.load(f"{name}:1", 0.0).backlog_tokens for name in "ac"]
     assert loads == [0.0, 1000.0]
-    assert set(decided(one.placing).basis.claims) == {"a", "c"}
+    assert set(decided(one.ledger).basis.claims) == {"a", "c"}
     one.release(ticket, 0.0)
     assert (one.loads.in_flight("a:1"), one.loads.in_flight("c:1")) == (8, 0)
     one.release(ticket, 0.0)
@@ -104,14 +104,14 @@ def test_failed_request_leaves_no_claim_on_either_worker() -> None:
     one, made = of_legs()
     ticket = one.book(made, 0.0)
     one.answered(ticket, 500, "a:1", 0.1)
-    assert not decided(one.placing, now=0.1).basis.claims
+    assert not decided(one.ledger, now=0.1).basis.claims
 
 
 def test_disclaim_leaves_no_claim_on_the_prefill_worker() -> None:
     one, made = of_legs()
     ticket = one.book(made, 0.0)
     one.legs.disclaim(ticket)
-    assert set(decided(one.placing).basis.claims) == {"a"}
+    assert set(decided(one.ledger).basis.claims) == {"a"}
 
 
 def test_decision_without_an_endpoint_books_no_leg() -> None:
@@ -144,7 +144,7 @@ def test_failure_is_counted_for_both_workers_of_a_request() -> None:
 
 def test_wants_status_is_true_for_every_request_where_workers_have_roles() -> None:
     one, _ = of_legs()
-    assert {one.placing.wants_status() for _ in range(REQUESTS_A_LOOK)} == {True}
+    assert {one.ledger.wants_status() for _ in range(REQUESTS_A_LOOK)} == {True}
 
 
 def test_prefill_worker_is_doubted_after_one_failure_until_a_success() -> None:

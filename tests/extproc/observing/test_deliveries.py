@@ -12,7 +12,7 @@ from extproc.observing.deliveries import (
     RETRIED,
     WARNING_SECONDS,
     Answers,
-    Deliveries,
+    DeliveryCounts,
     WarningLimit,
 )
 
@@ -59,7 +59,7 @@ def test_may_warn_is_true_at_intervals() -> None:
     assert told == [True, False, True, False]
 
 
-def told(deliveries: Deliveries, answers: str, at: float) -> None:
+def told(deliveries: DeliveryCounts, answers: str, at: float) -> None:
     """Looks at requests of model m, one per character; an e is answered elsewhere."""
     for answer in answers:
         deliveries.look("m")
@@ -67,7 +67,7 @@ def told(deliveries: Deliveries, answers: str, at: float) -> None:
 
 
 def test_deliveries_count_each_steered_request_once_by_its_result() -> None:
-    deliveries = Deliveries()
+    deliveries = DeliveryCounts()
     told(deliveries, "..e", 0.0)
     deliveries.look("m")  # still under way, so it does not count yet
     deliveries.look(None)
@@ -88,7 +88,7 @@ def test_deliveries_count_each_steered_request_once_by_its_result() -> None:
 
 
 def test_delivery_share_covers_the_last_minute_and_enough_answers() -> None:
-    deliveries = Deliveries()
+    deliveries = DeliveryCounts()
     told(deliveries, "e" * 19, 0.0)
     assert deliveries.share(0.0) is None
     told(deliveries, ".", 1.0)
@@ -100,7 +100,7 @@ def test_delivery_share_covers_the_last_minute_and_enough_answers() -> None:
 
 
 def test_delivery_fault_names_its_cause_until_enough_arrive() -> None:
-    deliveries = Deliveries()
+    deliveries = DeliveryCounts()
     told(deliveries, "." * 19 + "e", 0.0)
     assert deliveries.fault(0.0, lambda: "it is not there") == ""
     told(deliveries, "e", 0.0)
@@ -112,7 +112,7 @@ def test_delivery_fault_names_its_cause_until_enough_arrive() -> None:
 
 
 def test_has_turned_is_true_once_for_each_change() -> None:
-    deliveries = Deliveries()
+    deliveries = DeliveryCounts()
     turns = []
     for second in range(200):
         told(deliveries, "e." if 20 <= second < 40 else "..", float(second))
@@ -126,7 +126,7 @@ def test_has_turned_is_true_once_for_each_change() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("ulesn"), st.sampled_from(["m", None])), max_size=40))
 def test_delivery_counts_never_fall(steps: list[tuple[str, str | None]]) -> None:
-    deliveries, steered, under_way = Deliveries(), Counter[str | None](), Counter[str | None]()
+    deliveries, steered, under_way = DeliveryCounts(), Counter[str | None](), Counter[str | None]()
     before: dict[tuple[str, str], int] = {}
     for step, model in steps:
         steered[model] += step in "ul"  # untracked, or looked at from then on

@@ -16,7 +16,7 @@ from extproc.routing.decision import Decision
 from extproc.routing.health.evidence import Judge
 from extproc.routing.health.upstreams import Upstream, Upstreams
 from extproc.routing.inputs.query import Query
-from extproc.routing.ledger import Placing
+from extproc.routing.ledger import Ledger
 from extproc.routing.load.loads import Loads
 from kvstate.overlap import Overlap, Prompt
 
@@ -66,7 +66,7 @@ class Fleet:
         self.upstreams.eject(self.upstream(endpoint), judge, reason, 0.0)
 
 
-class Told:
+class ReportedGauges:
     """Records what other routers would be told."""
 
     secret = 77
@@ -96,24 +96,24 @@ class Told:
         self.lines.append((f"over at {endpoint}", tuple(keys)))
 
 
-def books(config: Config, fleet: Fleet, telling: "Told | None" = None) -> Placing:
+def books(config: Config, fleet: Fleet, telling: "ReportedGauges | None" = None) -> Ledger:
     """A router's books for these workers."""
-    return Placing(config, 1, fleet, telling)
+    return Ledger(config, 1, fleet, telling)
 
 
-def fleet_of(one: Placing) -> Fleet:
+def fleet_of(one: Ledger) -> Fleet:
     fleet = one.fleet
     assert isinstance(fleet, Fleet)
     return fleet
 
 
-def placing(**policy: Any) -> Placing:
+def ledger(**policy: Any) -> Ledger:
     config = Config(models=(Model("m"),), policy=Policy(**policy))
     return books(config, Fleet(config))
 
 
 def decided(
-    one: Placing,
+    one: Ledger,
     query: Query = QUERY,
     now: float = 0.0,
     state: str = "live",

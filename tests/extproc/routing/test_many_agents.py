@@ -20,13 +20,13 @@ from extproc.routing.cost.patience import PATIENCE_SECONDS, Patience, unminded
 from extproc.routing.cost.survey import Survey
 from extproc.routing.explain import explanation
 from extproc.routing.inputs.query import Query
-from extproc.routing.ledger import Placing
+from extproc.routing.ledger import Ledger
 from extproc.routing.load.endpoint_load import Ticket
 from extproc.routing.load.loads import Load
 from extproc.routing.savings.belonging import NOWHERE
 from extproc.routing.savings.savings import Savings
 from tests.agents import prose
-from tests.extproc.routing.books import WORKERS, decided, placing
+from tests.extproc.routing.books import WORKERS, decided, ledger
 
 CONVERSATIONS, TURNS = 8, 4
 
@@ -66,7 +66,7 @@ def outlines() -> Mapping[Conversation, Sequence[Outline]]:
 OUTLINES = outlines()
 
 
-def workers_of(one: Placing, rng: Random, begins: Mapping[str, float]) -> dict[Conversation, str]:
+def workers_of(one: Ledger, rng: Random, begins: Mapping[str, float]) -> dict[Conversation, str]:
     """Returns the workers that answer each conversation, such as "aaab": the last turn left."""
     found = dict.fromkeys(OUTLINES, "")
     events: list[tuple[float, int, Conversation, Ticket | None]] = []
@@ -92,7 +92,7 @@ def workers_of(one: Placing, rng: Random, begins: Mapping[str, float]) -> dict[C
 def test_every_turn_stays_while_others_begin(*, seed: int, at_once: bool) -> None:
     rng = Random(seed)
     begins = {one.name: 0.0 if at_once else one.begins * rng.uniform(0.3, 1.2) for one in AGENTS}
-    found = workers_of(placing(), rng, begins)
+    found = workers_of(ledger(), rng, begins)
     assert {key: workers for key, workers in found.items() if len(set(workers)) > 1} == {}
     assert {len(workers) for workers in found.values()} == {TURNS}
     homes = [workers[0] for workers in found.values()]
@@ -101,7 +101,7 @@ def test_every_turn_stays_while_others_begin(*, seed: int, at_once: bool) -> Non
 
 def test_conversation_leaves_a_queue_longer_than_its_patience() -> None:
     for seconds, stays in ((PATIENCE_SECONDS, True), (PATIENCE_SECONDS + 3, False)):
-        one = placing()
+        one = ledger()
         turns = OUTLINES["codex", 0]
         first = decided(one, Query("m", reason="x", outline=turns[0]))
         ticket = one.book(first, 0.0)
@@ -122,7 +122,7 @@ NOTHING_SAVED = Savings(0.0, (), {}, NOWHERE, {})
 
 
 def test_patience_is_in_time_whatever_the_worker_s_speed() -> None:
-    cost = placing().snapshot(PLAIN_REQUEST, Query("m"), (), (), str, 0.0).rules.cost
+    cost = ledger().snapshot(PLAIN_REQUEST, Query("m"), (), (), str, 0.0).rules.cost
     assert unminded(Load(0, 10_000.0, slowness=2.0), cost) == 20_000
     nobody = Survey((), (), LoadColumns(()), [], 1.0)
     assert Patience("a", cost).charge(nobody, NOTHING_SAVED) is None

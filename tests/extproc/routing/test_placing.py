@@ -14,29 +14,29 @@ from extproc.requests.request import NO_HEAD, RoutingRequest
 from extproc.routing.claims.claim_table import Claim, ClaimTable, Expected, Holdings
 from extproc.routing.health.evidence import RULES, Judge
 from extproc.routing.inputs.query import Query
-from extproc.routing.ledger import REQUESTS_A_LOOK, Placing
+from extproc.routing.ledger import REQUESTS_A_LOOK, Ledger
 from extproc.routing.load.endpoint_load import Ticket
 from kvstate.overlap import Overlap, Prompt
 from tests.extproc.routing.books import (
     QUERY,
     WORKERS,
     Fleet,
-    Told,
+    ReportedGauges,
     books,
     decided,
     fleet_of,
-    placing,
+    ledger,
 )
 
 
 def test_decide_books_nothing() -> None:
-    one = placing()
+    one = ledger()
     decided(one)
     assert (one.loads.in_flight("a:1"), len(one.claims)) == (0, 0)
 
 
 def test_book_holds_load_and_expectation_until_release() -> None:
-    one = placing()
+    one = ledger()
     made = decided(one)
     ticket = one.book(made, 0.0)
     assert ticket is not None
@@ -50,7 +50,7 @@ def test_book_holds_load_and_expectation_until_release() -> None:
 
 
 def test_expectation_lasts_as_configured() -> None:
-    one = placing(speculative_ms=500, approximate_ms=2_000)
+    one = ledger(speculative_ms=500, approximate_ms=2_000)
     one.book(decided(one), 0.0)
     assert decided(one, now=0.4).basis.claims
     assert not decided(one, now=0.6).basis.claims
@@ -59,13 +59,13 @@ def test_expectation_lasts_as_configured() -> None:
 
 
 def test_book_ignores_a_decision_without_a_pick() -> None:
-    one = placing()
+    one = ledger()
     made = decided(one, workers=[])
     assert one.book(made, 0.0) is None
 
 
 def test_book_of_a_request_without_a_prompt_claims_nothing() -> None:
-    one = placing()
+    one = ledger()
     ticket = one.book(decided(one, Query("m", reason="no_body")), 0.0)
     assert ticket is not None
     one.release(ticket, 0.0)
@@ -73,7 +73,7 @@ def test_book_of_a_request_without_a_prompt_claims_nothing() -> None:
 
 
 def test_move_takes_load_and_claims_to_the_serving_worker() -> None:
-    one = placing()
+    one = ledger()
     made = decided(one)
     ticket = one.book(made, 0.0)
     assert ticket is not None
@@ -86,7 +86,7 @@ def test_move_takes_load_and_claims_to_the_serving_worker() -> None:
 
 
 def test_round_robin_gives_each_worker_its_turn() -> None:
-    one = placing(name="round_robin")
+    one = ledger(name="round_robin")
     picks = []
     for _ in range(4):
         made = decided(one)
@@ -96,13 +96,13 @@ def test_round_robin_gives_each_worker_its_turn() -> None:
 
 
 def test_ejected_endpoint_is_left_out() -> None:
-    one = placing()
+    one = ledger()
     fleet_of(one).eject("a:1", Judge.SCRAPES, "does not answer")
     assert set(decided(one).pick) == {"b:1", "c:1"}
 
 
 def test_ejection_and_draining_exclude_an_endpoint_independently() -> None:
-    one = placing()
+    one = ledger()
     fleet_of(one).eject("a:1", Judge.SCRAPES, "does not answer")
     fleet_of(one).eject("b:1", Judge.PROBE, "is not well")
     fleet_of(one).drained.add("c:1")
@@ -125,7 +125,7 @@ def test_ejection_and_draining_exclude_an_endpoint_independently() -> None:
 
 
 def test_draining_worker_keeps_its_bookings() -> None:
-    one = placing()
+    one = ledger()
     made = decided(one)
     ticket = one.book(made, 0.0)
     assert ticket is not None
@@ -138,7 +138,7 @@ def test_draining_worker_keeps_its_bookings() -> None:
 
 
 def test_removed_worker_loses_load_claims_and_ejections() -> None:
-    one = placing()
+    one = ledger()
     made = decided(one)
     ticket = one.book(made, 0.0)
     assert ticket is not None
@@ -155,7 +155,7 @@ def test_removed_worker_loses_load_claims_and_ejections() -> None:
 
 @pytest.mark.parametrize("endpoint", ["picked", "other"])
 def test_move_ignores_an_ended_request_and_its_present_worker(endpoint: str) -> None:
-    one = placing()
+    one = ledger()
     made = decided(one)
     ticket = one.book(made, 0.0)
     assert ticket is not None
@@ -171,7 +171,7 @@ def test_move_ignores_an_ended_request_and_its_present_worker(endpoint: str) -> 
 
 @pytest.mark.parametrize("status", [404, 429, 500, 503])
 def test_answered_withdraws_the_claim_of_a_request_that_was_not_computed(status: int) -> None:
-    one = placing()
+    one = ledger()
     made = decided(one)
     ticket = one.book(made, 0.0)
     assert ticket is not None
@@ -183,7 +183,7 @@ def test_answered_withdraws_the_claim_of_a_request_that_was_not_computed(status:
 
 @pytest.mark.parametrize("status", [200, 400, 413, 422])
 def test_answered_keeps_the_claim_if_the_status_says_nothing_about_the_cache(status: int) -> None:
-    one = placing()
+    one = ledger()
     made = decided(one)
     ticket = one.book(made, 0.0)
     assert ticket is not None
@@ -193,7 +193,7 @@ def test_answered_keeps_the_claim_if_the_status_says_nothing_about_the_cache(sta
 
 @pytest.mark.parametrize(("served", "picks"), [("", 2), ("a:1", 2), ("10.9.9.9:9", 3)])
 def test_failing_worker_is_ejected_for_a_while(served: str, picks: int) -> None:
-    one = placing(max_in_flight=100)
+    one = ledger(max_in_flight=100)
     made = decided(one, workers=WORKERS[:1])
     for _ in range(RULES[Judge.ANSWERS].failures):
         ticket = one.book(made, 0.0)
@@ -208,7 +208,7 @@ def test_failing_worker_is_ejected_for_a_while(served: str, picks: int) -> None:
 
 
 def test_answered_request_keeps_its_claim() -> None:
-    one = placing()
+    one = ledger()
     made = decided(one)
     ticket = one.book(made, 0.0)
     assert ticket is not None
@@ -242,7 +242,7 @@ REFUSALS = (404, 429, 503)
 LONGEST = 3
 
 
-def book_to(one: Placing, worker: str, tokens: int, now: float) -> Ticket:
+def book_to(one: Ledger, worker: str, tokens: int, now: float) -> Ticket:
     """Books a prompt on a worker."""
     query = Query("m", [Prompt("m", array("I", range(tokens)))])
     workers = [each for each in WORKERS if each.name == worker]
@@ -251,10 +251,10 @@ def book_to(one: Placing, worker: str, tokens: int, now: float) -> Ticket:
     return ticket
 
 
-def reported(told: Told, now: float) -> dict[str, Expected]:
+def reported(told: ReportedGauges, now: float) -> dict[str, Expected]:
     """What another router expects of the longest prompt, by what it was told."""
     sent, holdings = (
-        ClaimTable(Told.secret),
+        ClaimTable(ReportedGauges.secret),
         {worker.endpoint: Holdings(worker.name) for worker in WORKERS},
     )
     claims: dict[object, Claim] = {}
@@ -296,7 +296,7 @@ def test_answered_with_a_failure_keeps_the_claims_of_other_requests(
             assert reported(both[1], now) == reported(sound[1], now)
 
 
-def finish(one: Placing, ticket: Ticket, how: Sending, now: float) -> None:
+def finish(one: Ledger, ticket: Ticket, how: Sending, now: float) -> None:
     """Moves a request if it moves, then ends it with its status."""
     if how.moves_to:
         one.move(ticket, how.moves_to, f"{how.moves_to}:1", now)
@@ -320,14 +320,14 @@ def test_book_names_the_rank_that_holds_the_prompt_where_ranks_may_be_named() ->
 
 @pytest.mark.parametrize(("rate", "backlog"), [(100, 900), (8_000, 0)])
 def test_backlog_decreases_at_the_configured_speed(rate: int, backlog: int) -> None:
-    one = placing(cost=Cost(prefill_tokens_per_second=rate))
+    one = ledger(cost=Cost(prefill_tokens_per_second=rate))
     made = decided(one)
     one.book(made, 0.0)
     assert one.loads.load(made.pick[0], 1.0).backlog_tokens == backlog
 
 
 def test_wants_status_is_true_for_a_sample_and_for_all_during_a_failure() -> None:
-    one = placing()
+    one = ledger()
     looks = [one.wants_status() for _ in range(2 * REQUESTS_A_LOOK)]
     assert [at for at, is_wanted in enumerate(looks) if is_wanted] == [
         REQUESTS_A_LOOK - 1,
@@ -339,8 +339,8 @@ def test_wants_status_is_true_for_a_sample_and_for_all_during_a_failure() -> Non
     assert not one.wants_status()
 
 
-def shared() -> tuple[Placing, Told]:
-    config, told = Config(models=(Model("m"),)), Told()
+def shared() -> tuple[Ledger, ReportedGauges]:
+    config, told = Config(models=(Model("m"),)), ReportedGauges()
     return books(config, Fleet(config), told), told
 
 
@@ -375,7 +375,7 @@ def test_peers_hear_of_move_and_disclaim() -> None:
 
 
 def test_found_books_an_unsteered_request_once() -> None:
-    one = placing()
+    one = ledger()
     for query in (QUERY, Query("m", [])):
         made = decided(one, query)
         ticket = one.note(made, 0.0)
@@ -389,7 +389,7 @@ def test_found_books_an_unsteered_request_once() -> None:
 
 def test_other_routers_are_told_where_conversations_and_responses_belong() -> None:
     config = Config(models=(Model("m"),))
-    told = Told()
+    told = ReportedGauges()
     one = books(config, Fleet(config), told)
     said = beginning_of(bytes(range(200)))
     query = Query("m", reason="no_tokenizer", outline=said, session="s", salt=None)
@@ -417,14 +417,14 @@ def test_other_routers_are_told_where_conversations_and_responses_belong() -> No
 
 
 def test_snapshot_follows_the_policy_that_a_request_names() -> None:
-    one = placing(header="x-policy")
+    one = ledger(header="x-policy")
     named = RoutingRequest(replace(NO_HEAD, policy="round_robin"), None)
     assert decided(one, request=named).basis.policy == "round_robin"
     assert decided(one).basis.policy != "round_robin"
 
 
 def test_book_claims_each_prompt_of_a_request() -> None:
-    one, both = placing(), placing()
+    one, both = ledger(), ledger()
     other = Prompt("m", array("I", range(5000, 6000)))
     one.book(decided(one), 0.0)
     both.book(decided(both, replace(QUERY, prompts=[*QUERY.prompts, other])), 0.0)
@@ -432,7 +432,7 @@ def test_book_claims_each_prompt_of_a_request() -> None:
 
 
 def test_book_fills_a_cache_of_known_size_by_what_was_not_there() -> None:
-    one = placing()
+    one = ledger()
     holdings = [one.fleet.holdings(each.name) for each in WORKERS]
     for each in holdings:
         each.capacity_tokens = 500

@@ -18,7 +18,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
 )
 from extproc.routing.decision import Decision
 from extproc.routing.health.evidence import RULES, Judge
-from extproc.routing.ledger import REQUESTS_A_LOOK, Placing
+from extproc.routing.ledger import REQUESTS_A_LOOK, Ledger
 from extproc.serving.exchange import Exchange, Service
 from tests.extproc.messages import answers_of, body, head, read, response_head
 from tests.extproc.serving.routers import (
@@ -674,7 +674,7 @@ def test_recorder_does_not_count_a_refused_request_as_served(
 class FailingPlacing:
     """A placing that decides and then fails to book what it decided."""
 
-    def __init__(self, inner: Placing) -> None:
+    def __init__(self, inner: Ledger) -> None:
         self._inner = inner
 
     def __getattr__(self, name: str) -> object:
@@ -688,7 +688,7 @@ def test_decision_whose_placing_fails_is_dropped(
 ) -> None:
     one = service()
     closing.append(one)
-    books(one).placing = cast("Placing", FailingPlacing(one.router.placing))
+    books(one).ledger = cast("Ledger", FailingPlacing(one.router.ledger))
     exchange = one.open()
     answers(exchange, head("/v1/completions"))
     with pytest.raises(RuntimeError):

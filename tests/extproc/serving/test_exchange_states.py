@@ -187,7 +187,7 @@ def test_exchange_ends_everything_once_whatever_comes(
     # a request that calls no model is never shown to the recorder
     assert {one: ledger.over[one] for one in ledger.begun} == ledger.begun
     assert service.metrics.open_streams == 0
-    assert router.placing.loads.in_flight("10.0.0.1:1") == 0
+    assert router.ledger.loads.in_flight("10.0.0.1:1") == 0
     assert sum(router.deliveries.looked_at.values()) == router.deliveries.results.total()
 
 

@@ -18,18 +18,18 @@ from extproc.requests.request import Head, RoutingRequest
 from extproc.serving.naming_headers import NamingHeaders
 from extproc.serving.refusals import Refusal
 from extproc.serving.stream import Stream, StreamSettings, StreamState
-from extproc.serving.stream_answers import MAX_ECHO_BYTES, Phrases, Placement
+from extproc.serving.stream_answers import MAX_ECHO_BYTES, AnswerCache, PickAnswer
 from tests.extproc.messages import answers_of, body, head, read, trailers
 
 DESTINATION = "x-gateway-destination-endpoint"
 MODEL = "x-kvsteer-model"
-PLACEMENT = Placement("10.0.0.1:8000,10.0.0.2:8000")
+PLACEMENT = PickAnswer("10.0.0.1:8000,10.0.0.2:8000")
 DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 
 
 def stream(*, names_model: bool = False, dialect: str = "auto") -> Stream:
-    phrases = Phrases((DESTINATION, MODEL) if names_model else (DESTINATION,))
-    return Stream(StreamSettings(1000, Budget(2000), dialect=dialect, phrases=phrases))
+    cache = AnswerCache((DESTINATION, MODEL) if names_model else (DESTINATION,))
+    return Stream(StreamSettings(1000, Budget(2000), dialect=dialect, answer_cache=cache))
 
 
 def looking() -> Stream:
@@ -116,7 +116,7 @@ def test_empty_placement_removes_the_headers_of_the_client() -> None:
     one = stream(names_model=True)
     one.receive(read(head()))
     one.receive(read(body(b"{}")))
-    answer = only(one.place(Placement()))
+    answer = only(one.place(PickAnswer()))
     assert removed_headers(answer) == [DESTINATION, MODEL]
     assert not answer.HasField("dynamic_metadata")
 
@@ -125,7 +125,7 @@ def test_model_header_is_set_where_there_are_several_models() -> None:
     one = stream(names_model=True)
     one.receive(read(head()))
     one.receive(read(body(b"{}")))
-    answer = only(one.place(Placement("10.0.0.1:8000", ((MODEL, "tiny"),))))
+    answer = only(one.place(PickAnswer("10.0.0.1:8000", ((MODEL, "tiny"),))))
     assert set_headers(answer)[MODEL] == b"tiny"
     assert answer.request_body.response.clear_route_cache
 

@@ -12,11 +12,11 @@ from extproc.pb.kvsteer_ext_proc_pb2 import HeaderValueOption, ProcessingMode, P
 from extproc.requests.added_fields import LONG_BYTES, ExtendedBody
 from extproc.serving import stream_answers as say
 from extproc.serving.refusals import Refusal
-from extproc.serving.stream_answers import MAX_ECHO_BYTES, Phrases, Placement
+from extproc.serving.stream_answers import MAX_ECHO_BYTES, AnswerCache, PickAnswer
 from tests.oracles.http2.grpc_messages import joined
 
 NAMES_MODEL = (DESTINATION, MODEL)
-PICK = Placement("10.0.0.1:1,10.0.0.2:1", ((MODEL, "tiny"),))
+PICK = PickAnswer("10.0.0.1:1,10.0.0.2:1", ((MODEL, "tiny"),))
 LENGTHS = st.integers(0, 3) | st.integers(MAX_ECHO_BYTES - 2, 2 * MAX_ECHO_BYTES + 2)
 
 
@@ -28,7 +28,7 @@ def test_pick_of_overwrites_headers_and_removes_them_without_a_pick() -> None:
         "x-kvsteer-model": b"tiny",
     }
     assert pick.clear_route_cache
-    nothing = say.pick_of(Placement(), (DESTINATION,))
+    nothing = say.pick_of(PickAnswer(), (DESTINATION,))
     assert list(nothing.header_mutation.remove_headers) == ["x-gateway-destination-endpoint"]
     assert not nothing.clear_route_cache
 
@@ -37,7 +37,7 @@ def test_pick_header_and_metadata_hold_the_same_value() -> None:
     answer = say.with_metadata(say.request_trailers_go_on(), PICK)
     metadata = {"envoy.lb": {"x-gateway-destination-endpoint": PICK.destination}}
     assert MessageToDict(answer.dynamic_metadata) == metadata
-    assert not say.with_metadata(ProcessingResponse(), Placement()).HasField("dynamic_metadata")
+    assert not say.with_metadata(ProcessingResponse(), PickAnswer()).HasField("dynamic_metadata")
 
 
 def test_placed_headers_may_omit_the_body() -> None:
@@ -101,21 +101,21 @@ def test_refused_is_an_immediate_response(status: int) -> None:
     assert (header.header.key, header.header.raw_value) == ("retry-after", b"1")
 
 
-def built(placement: Placement, owned: tuple[str, ...]) -> list[Any]:
+def built(answer: PickAnswer, owned: tuple[str, ...]) -> list[Any]:
     """The answer to a request body, built for this placement alone."""
-    body = None if placement.body is None else bytes(placement.body)
-    made = say.body_placed(say.pick_of(placement, owned), body)
-    return say.encoded(say.with_metadata(made, placement))
+    body = None if answer.body is None else bytes(answer.body)
+    made = say.body_placed(say.pick_of(answer, owned), body)
+    return say.encoded(say.with_metadata(made, answer))
 
 
 def test_phrases_make_and_encode_a_repeated_answer_once() -> None:
-    phrases = Phrases(NAMES_MODEL)
-    assert phrases.names_model
-    assert phrases.body_placed(PICK) is phrases.body_placed(PICK)
-    assert phrases.body_placed(PICK) == built(PICK, NAMES_MODEL)
+    cache = AnswerCache(NAMES_MODEL)
+    assert cache.names_model
+    assert cache.body_placed(PICK) is cache.body_placed(PICK)
+    assert cache.body_placed(PICK) == built(PICK, NAMES_MODEL)
     for mode in (None, *say.WHOLE_BODY_MODES):
-        assert phrases.go_on(mode) is phrases.go_on(mode)
-        assert phrases.go_on(mode) == say.encoded(say.request_headers_go_on(mode))
+        assert cache.go_on(mode) is cache.go_on(mode)
+        assert cache.go_on(mode) == say.encoded(say.request_headers_go_on(mode))
 
 
 PICKS = st.lists(
@@ -129,56 +129,56 @@ VALUES = st.sampled_from(["", "3", "\0", "\1", "\2\3", "%b", "%", "tiny", "\1" *
 TOLD = st.dictionaries(st.sampled_from(OWNED[1:]), VALUES | st.text(max_size=300)).map(
     lambda told: tuple(told.items())
 )
-PLACEMENTS = st.builds(Placement, PICKS, TOLD)
+PLACEMENTS = st.builds(PickAnswer, PICKS, TOLD)
 
 
 @given(st.lists(PLACEMENTS, max_size=9))
-def test_answer_is_the_one_that_is_built_for_each_placement(placements: list[Placement]) -> None:
-    phrases = Phrases(OWNED, frozenset({"x-leg"}), most=4)
+def test_answer_is_the_one_that_is_built_for_each_placement(placements: list[PickAnswer]) -> None:
+    cache = AnswerCache(OWNED, frozenset({"x-leg"}), most=4)
     for one in (*placements, *placements):
-        assert phrases.body_placed(one) == built(one, OWNED)
+        assert cache.body_placed(one) == built(one, OWNED)
 
 
 @pytest.mark.parametrize("length", [*range(5), 127, 128, 129, 130, 255, 256, 257, 16_385])
 def test_answer_is_right_for_values_of_any_length(length: int) -> None:
-    phrases = Phrases(OWNED)
+    cache = AnswerCache(OWNED)
     for letter in "x\1\2%":
         for one in (
-            Placement(letter * length),
-            Placement("a:1", (("x-leg", letter * length), ("x-rank", letter * 3))),
-            Placement(letter * length, (("x-leg", letter * length),)),
+            PickAnswer(letter * length),
+            PickAnswer("a:1", (("x-leg", letter * length), ("x-rank", letter * 3))),
+            PickAnswer(letter * length, (("x-leg", letter * length),)),
         ):
-            assert phrases.body_placed(one) == built(one, OWNED)
+            assert cache.body_placed(one) == built(one, OWNED)
 
 
 def test_phrases_keep_a_bounded_number_of_answers() -> None:
-    phrases = Phrases(most=2)
-    picks = [Placement(f"10.0.0.{number}:1") for number in range(5)]
-    said = [phrases.body_placed(pick) for pick in picks]
-    assert said[-1] is phrases.body_placed(picks[-1])
-    assert said[0] is not phrases.body_placed(picks[0])
-    assert said[0] == phrases.body_placed(picks[0])
+    cache = AnswerCache(most=2)
+    picks = [PickAnswer(f"10.0.0.{number}:1") for number in range(5)]
+    said = [cache.body_placed(pick) for pick in picks]
+    assert said[-1] is cache.body_placed(picks[-1])
+    assert said[0] is not cache.body_placed(picks[0])
+    assert said[0] == cache.body_placed(picks[0])
 
 
 @pytest.mark.parametrize("more", [{"body": b"{}"}, {"told": (("x-leg", "1"),)}])
 def test_phrases_do_not_keep_answers_of_a_single_request(more: dict[str, Any]) -> None:
-    phrases, pick = Phrases(OWNED, frozenset({"x-leg"})), msgspec.structs.replace(PICK, **more)
-    placed = phrases.body_placed(pick)
-    assert placed is not phrases.body_placed(pick)
+    cache, pick = AnswerCache(OWNED, frozenset({"x-leg"})), msgspec.structs.replace(PICK, **more)
+    placed = cache.body_placed(pick)
+    assert placed is not cache.body_placed(pick)
     assert placed == built(pick, OWNED)
 
 
 def test_values_that_differ_by_request_drop_no_answer_that_is_kept() -> None:
-    phrases = Phrases(OWNED, frozenset({"x-leg"}), most=2)
-    kept = phrases.body_placed(PICK)
+    cache = AnswerCache(OWNED, frozenset({"x-leg"}), most=2)
+    kept = cache.body_placed(PICK)
     for number in range(100):
-        phrases.body_placed(Placement("a:1", (("x-leg", "1" * number),)))
-    assert phrases.body_placed(PICK) is kept
+        cache.body_placed(PickAnswer("a:1", (("x-leg", "1" * number),)))
+    assert cache.body_placed(PICK) is kept
 
 
 @given(PLACEMENTS)
-def test_pick_of_leaves_no_owned_header_of_a_client(placement: Placement) -> None:
-    mutation = say.pick_of(placement, OWNED).header_mutation
+def test_pick_of_leaves_no_owned_header_of_a_client(answer: PickAnswer) -> None:
+    mutation = say.pick_of(answer, OWNED).header_mutation
     settled = {one.header.key: one.append_action for one in mutation.set_headers}
     assert set(settled.values()) <= {HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD}
     assert {*settled, *mutation.remove_headers} == {*OWNED}
@@ -188,8 +188,8 @@ def test_pick_of_leaves_no_owned_header_of_a_client(placement: Placement) -> Non
 @pytest.mark.parametrize("extra", [-1, 0, 1, 20_000])
 def test_new_body_is_whole_however_long_it_is(extra: int) -> None:
     body = bytes(LONG_BYTES + extra)
-    placement = Placement("a:1,b:2", (("x", "1"),), body)
-    (written,) = Phrases((DESTINATION, "x", "y")).body_placed(placement)
+    pick = PickAnswer("a:1,b:2", (("x", "1"),), body)
+    (written,) = AnswerCache((DESTINATION, "x", "y")).body_placed(pick)
     assert isinstance(written, LongMessage) == (extra >= 0)
     answer = ProcessingResponse.FromString(
         written if isinstance(written, bytes) else joined(written)
@@ -205,8 +205,8 @@ def test_new_body_is_whole_however_long_it_is(extra: int) -> None:
 
 def test_long_body_that_ends_otherwise_is_not_copied() -> None:
     body = bytes(LONG_BYTES) + b"} "
-    placement = Placement("a:1", body=ExtendedBody(body, LONG_BYTES, b',"x":1}'))
-    (written,) = Phrases().body_placed(placement)
+    pick = PickAnswer("a:1", body=ExtendedBody(body, LONG_BYTES, b',"x":1}'))
+    (written,) = AnswerCache().body_placed(pick)
     assert isinstance(written, LongMessage)
     assert written.body is body
     answer = ProcessingResponse.FromString(joined(written)).request_body.response

@@ -18,7 +18,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
 from extproc.requests.request import RoutingRequest
 from extproc.serving.refusals import Refusal
 from extproc.serving.stream import Stream, StreamSettings
-from extproc.serving.stream_answers import Placement
+from extproc.serving.stream_answers import PickAnswer
 from tests.extproc.messages import answers_of, body, head, read, response_head, trailers
 from tests.extproc.serving.routers import in_flight, released, service
 from tests.extproc.settled import at_once
@@ -61,7 +61,7 @@ def talk(
         elif refuses:
             yield from answers_of(one.refuse(Refusal(503, (), b"")))
         else:
-            yield from answers_of(one.place(Placement("10.0.0.1:1")))
+            yield from answers_of(one.place(PickAnswer("10.0.0.1:1")))
 
 
 def request(mode: int, path: str, pieces: list[bytes], *, ends_with_trailers: bool) -> list[

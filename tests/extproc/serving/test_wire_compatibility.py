@@ -19,7 +19,7 @@ from extproc._core import Budget
 from extproc.base.headers import DESTINATION, MODEL
 from extproc.pb import kvsteer_ext_proc_pb2 as ours
 from extproc.serving.stream import Stream, StreamSettings
-from extproc.serving.stream_answers import Phrases, Placement
+from extproc.serving.stream_answers import AnswerCache, PickAnswer
 from tests.extproc.messages import body, head, read
 
 
@@ -40,9 +40,9 @@ def test_complete_request_is_read_the_same_by_the_subset() -> None:
 
 
 def test_subset_answer_is_read_the_same_by_the_complete_classes() -> None:
-    stream = Stream(StreamSettings(10, Budget(10), phrases=Phrases((DESTINATION, MODEL))))
+    stream = Stream(StreamSettings(10, Budget(10), answer_cache=AnswerCache((DESTINATION, MODEL))))
     stream.receive(read(head("/metrics")))
-    (answer,) = stream.place(Placement("10.0.0.1:8000"))
+    (answer,) = stream.place(PickAnswer("10.0.0.1:8000"))
     assert isinstance(answer, bytes)
     theirs_read = theirs.ProcessingResponse.parse(answer)
     assert theirs_read.request_headers is not None

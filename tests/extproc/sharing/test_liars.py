@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.requests.outline import beginning_of
-from extproc.routing.claims.claim_table import Claim, ToldBounds, ToldClaim, ToldCounts, ToldPlaces
+from extproc.routing.claims.claim_table import (
+    Claim,
+    ReportedBounds,
+    ReportedClaim,
+    ReportedCounts,
+    ReportedPlaces,
+)
 from extproc.routing.claims.marks import LENGTHS, packed
 from extproc.routing.load.endpoint_load import EndpointLoad
 from extproc.routing.load.loads import MAX_TOLD_WINDOWS, Gauges
@@ -189,12 +195,12 @@ def test_claims_of_a_router_are_bounded(seconds: float) -> None:
     record = other.sent.record_told
 
     def count(
-        told: Sequence[ToldClaim],
-        places: ToldPlaces,
+        told: Sequence[ReportedClaim],
+        places: ReportedPlaces,
         known: dict[int, Claim],
-        bounds: ToldBounds,
+        bounds: ReportedBounds,
         now: float,
-    ) -> ToldCounts:
+    ) -> ReportedCounts:
         counts = record(told, places, known, bounds, now)
         recorded["n"] += counts[0]
         return counts

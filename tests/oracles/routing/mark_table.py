@@ -9,10 +9,10 @@ from extproc.routing.claims.claim_table import (
     Expected,
     Holdings,
     Lifetimes,
-    ToldBounds,
-    ToldClaim,
-    ToldCounts,
-    ToldPlaces,
+    ReportedBounds,
+    ReportedClaim,
+    ReportedCounts,
+    ReportedPlaces,
 )
 from extproc.routing.claims.marks import KEY_BYTES, Marked, unpacked
 
@@ -72,14 +72,14 @@ class PlainMarkTable:
 
     def record_told(
         self,
-        told: Sequence[ToldClaim],
-        places: ToldPlaces,
+        told: Sequence[ReportedClaim],
+        places: ReportedPlaces,
         known: dict[int, Claim],
-        bounds: ToldBounds,
+        bounds: ReportedBounds,
         now: float,
         since: float,
         /,
-    ) -> ToldCounts:
+    ) -> ReportedCounts:
         """Puts the claims of another router to their marks; see `ClaimTable.record_told`."""
         left, most_new, most_claims = bounds
         new, unknown, excess = 0, 0, 0

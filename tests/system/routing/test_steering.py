@@ -67,7 +67,7 @@ async def test_share_of_0_percent_lets_envoy_choose_and_counts_the_endpoint(mode
             )
             == count
         )
-        assert one.router.deliveries.totals(one.router.placing.steered)["delivered"] == 0
+        assert one.router.deliveries.totals(one.router.ledger.steered)["delivered"] == 0
         for endpoint in endpoints:  # responses are shown, though none need be
             line = f'kvsteer_responses_total{{status="2xx",worker="{endpoint}"}}'
             await counted(one, line, answered.count(endpoint))

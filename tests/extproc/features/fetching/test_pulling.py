@@ -39,16 +39,16 @@ class PricedFleet:
         self, rules: Disaggregation = RULES, on_host: Mapping[str, int] = {"a": 8_000}
     ) -> None:
         config = Config(models=(Model("m"),), disaggregation=rules)
-        self.placing = books(config, Fleet(config))
-        self.loads = self.placing.loads
-        self.legs = Disaggregator(config, self.placing, fleet_of(self.placing).upstreams)
+        self.ledger = books(config, Fleet(config))
+        self.loads = self.ledger.loads
+        self.legs = Disaggregator(config, self.ledger, fleet_of(self.ledger).upstreams)
         self.pulling = Pulling(config, self.loads, lambda _: on_host)
         self.is_priced = rules.price_pulls
         self.held = [{"a": Overlap(16, (500, 0, 0, 0))}]
 
     def snapshot(self, query: Query = QUERY) -> Snapshot:
         held = self.held * len(query.prompts)
-        return self.placing.snapshot(PLAIN_REQUEST, query, WORKERS, held, lambda _: "live", 0.0)
+        return self.ledger.snapshot(PLAIN_REQUEST, query, WORKERS, held, lambda _: "live", 0.0)
 
     def decide(self) -> Decision:
         snapshot, pullable = self.snapshot(), NOTHING_PULLABLE
