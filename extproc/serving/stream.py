@@ -248,7 +248,7 @@ class StreamSettings(msgspec.Struct, frozen=True):
     declares no mode.
     reads_usage: whether to request, in dialect A, the bodies of responses that may report usage.
     cleans: whether bodies are cleaned of fields that no client may set.
-    phrases: the answers that most streams get, and the headers that only the router may set.
+    answer_cache: the answers that most streams get, and the headers that only the router may set.
     learned: the paths on which a model computes, though no API of theirs is known. paths: finds
     those that engines see. note_unrecognized: called with the path of a request with a body that
     may be a model's call, but is no known one.

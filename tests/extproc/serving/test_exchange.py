@@ -671,7 +671,7 @@ def test_recorder_does_not_count_a_refused_request_as_served(
     assert recording.ends == ["dropped" if is_refused else "ended"]
 
 
-class FailingPlacing:
+class FailingLedger:
     """A placing that decides and then fails to book what it decided."""
 
     def __init__(self, inner: Ledger) -> None:
@@ -688,7 +688,7 @@ def test_decision_whose_placing_fails_is_dropped(
 ) -> None:
     one = service()
     closing.append(one)
-    books(one).ledger = cast("Ledger", FailingPlacing(one.router.ledger))
+    books(one).ledger = cast("Ledger", FailingLedger(one.router.ledger))
     exchange = one.open()
     answers(exchange, head("/v1/completions"))
     with pytest.raises(RuntimeError):

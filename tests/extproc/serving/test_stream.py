@@ -112,7 +112,7 @@ def test_pick_is_in_the_dynamic_metadata_too() -> None:
     assert metadata == {"envoy.lb": {DESTINATION: "10.0.0.1:8000,10.0.0.2:8000"}}
 
 
-def test_empty_placement_removes_the_headers_of_the_client() -> None:
+def test_empty_pick_removes_the_headers_of_the_client() -> None:
     one = stream(names_model=True)
     one.receive(read(head()))
     one.receive(read(body(b"{}")))

@@ -108,7 +108,7 @@ def built(answer: PickAnswer, owned: tuple[str, ...]) -> list[Any]:
     return say.encoded(say.with_metadata(made, answer))
 
 
-def test_phrases_make_and_encode_a_repeated_answer_once() -> None:
+def test_answer_cache_makes_and_encodes_a_repeated_answer_once() -> None:
     cache = AnswerCache(NAMES_MODEL)
     assert cache.names_model
     assert cache.body_placed(PICK) is cache.body_placed(PICK)
@@ -126,16 +126,16 @@ PICKS = st.lists(
 ).map(",".join)
 OWNED = (DESTINATION, MODEL, "x-leg", "x-other-leg", "x-rank", "100%b")
 VALUES = st.sampled_from(["", "3", "\0", "\1", "\2\3", "%b", "%", "tiny", "\1" * 9, "ü" * 70])
-TOLD = st.dictionaries(st.sampled_from(OWNED[1:]), VALUES | st.text(max_size=300)).map(
+HEADER_VALUES = st.dictionaries(st.sampled_from(OWNED[1:]), VALUES | st.text(max_size=300)).map(
     lambda told: tuple(told.items())
 )
-PLACEMENTS = st.builds(PickAnswer, PICKS, TOLD)
+PICK_ANSWERS = st.builds(PickAnswer, PICKS, HEADER_VALUES)
 
 
-@given(st.lists(PLACEMENTS, max_size=9))
-def test_answer_is_the_one_that_is_built_for_each_placement(placements: list[PickAnswer]) -> None:
+@given(st.lists(PICK_ANSWERS, max_size=9))
+def test_answer_is_the_one_that_is_built_for_each_pick(picks: list[PickAnswer]) -> None:
     cache = AnswerCache(OWNED, frozenset({"x-leg"}), most=4)
-    for one in (*placements, *placements):
+    for one in (*picks, *picks):
         assert cache.body_placed(one) == built(one, OWNED)
 
 
@@ -151,7 +151,7 @@ def test_answer_is_right_for_values_of_any_length(length: int) -> None:
             assert cache.body_placed(one) == built(one, OWNED)
 
 
-def test_phrases_keep_a_bounded_number_of_answers() -> None:
+def test_answer_cache_keeps_a_bounded_number_of_answers() -> None:
     cache = AnswerCache(most=2)
     picks = [PickAnswer(f"10.0.0.{number}:1") for number in range(5)]
     said = [cache.body_placed(pick) for pick in picks]
@@ -160,8 +160,8 @@ def test_phrases_keep_a_bounded_number_of_answers() -> None:
     assert said[0] == cache.body_placed(picks[0])
 
 
-@pytest.mark.parametrize("more", [{"body": b"{}"}, {"told": (("x-leg", "1"),)}])
-def test_phrases_do_not_keep_answers_of_a_single_request(more: dict[str, Any]) -> None:
+@pytest.mark.parametrize("more", [{"body": b"{}"}, {"header_values": (("x-leg", "1"),)}])
+def test_answer_cache_does_not_keep_answers_of_a_single_request(more: dict[str, Any]) -> None:
     cache, pick = AnswerCache(OWNED, frozenset({"x-leg"})), msgspec.structs.replace(PICK, **more)
     placed = cache.body_placed(pick)
     assert placed is not cache.body_placed(pick)
@@ -176,7 +176,7 @@ def test_values_that_differ_by_request_drop_no_answer_that_is_kept() -> None:
     assert cache.body_placed(PICK) is kept
 
 
-@given(PLACEMENTS)
+@given(PICK_ANSWERS)
 def test_pick_of_leaves_no_owned_header_of_a_client(answer: PickAnswer) -> None:
     mutation = say.pick_of(answer, OWNED).header_mutation
     settled = {one.header.key: one.append_action for one in mutation.set_headers}
