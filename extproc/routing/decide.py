@@ -14,6 +14,7 @@ It has no side effects: the clock and chance are arguments.
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
+from types import MappingProxyType
 
 from extproc._core import lowest
 from extproc.config.policies import POLICIES, Order, PolicyInput
@@ -42,6 +43,8 @@ from extproc.routing.savings.savings import Savings, savings_of
 from kvstate.overlap import Overlap, of_any_rank
 
 OVER_CLASS_LIMIT = "over its limit of requests of this class"
+
+NO_CHARGES: Mapping[str, ChargeColumn] = MappingProxyType({})
 
 _endpoint_of = attrgetter("endpoint")
 
@@ -79,7 +82,7 @@ def decide(
     loads, costs = survey.columns(len(snapshot.workers))
     basis = Basis(
         policy=snapshot.policy,
-        prompt_tokens=query.prompt_tokens,
+        prompt_tokens=savings.prompt_tokens,
         weighed_tokens=savings.weighed_tokens,
         certain_tokens=certain,
         uncertain_tokens=uncertain,
@@ -180,8 +183,11 @@ def _charges(
     survey: Survey, savings: Savings, snapshot: Snapshot, terms: Sequence[Term], now: float
 ) -> Mapping[str, ChargeColumn]:
     """Adds what the terms charge to the costs of a survey; returns it by the term's name."""
+    concerned = _terms(savings, snapshot, now)
+    if not (concerned or terms):  # most requests end here
+        return NO_CHARGES
     charges: dict[str, ChargeColumn] = {}
-    for term in (*_terms(savings, snapshot, now), *terms):
+    for term in (*concerned, *terms):
         charge = term.charge(survey, savings)
         if charge is not None:
             survey.add(charge.tokens)
@@ -193,7 +199,7 @@ def _charges(
 def _terms(savings: Savings, snapshot: Snapshot, now: float) -> Sequence[Term]:
     """Returns the terms that concern a request, besides those of features."""
     belonging, cost = savings.belonging, snapshot.rules.cost
-    if not (belonging.is_new or belonging.home or cost.siblings_percent):  # most requests end here
+    if not (belonging.is_new or belonging.home or cost.siblings_percent):
         return ()
     terms: list[Term] = []
     siblings = _siblings(savings, snapshot, now) if cost.siblings_percent else {}

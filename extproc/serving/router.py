@@ -36,6 +36,7 @@ from extproc.requests.request import (
 )
 from extproc.requests.tenant_salt import name_apart
 from extproc.routing.candidates.ranks import Ranks
+from extproc.routing.cost.term import Term
 from extproc.routing.decision import OVER_LIMIT, Decision
 from extproc.routing.decision_log import DecisionLog, ids_of
 from extproc.routing.explain import explanation
@@ -452,7 +453,9 @@ class Router:
             self._ranks(request),
             may_split=is_steered and legs.may_split(request),
         )
-        terms = [term for one in features for term in one.terms(request, query, snapshot, now)]
+        terms: Sequence[Term] = ()
+        if features:
+            terms = [term for one in features for term in one.terms(request, query, snapshot, now)]
         has_roles = self._candidates.has_roles
         decision = legs.decide(request, query, snapshot, now, self._rng, terms, has_roles=has_roles)
         for feature in features:

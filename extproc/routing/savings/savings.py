@@ -21,7 +21,9 @@ MAX_UNREAD_BYTES = 128 * 1024
 class Savings(msgspec.Struct, frozen=True, gc=False):
     """What workers are assumed to hold of a request, and how it is weighed. Workers are by name."""
 
-    # The tokens of its prompts, estimated if these are not known.
+    # The tokens of its keyed prompts.
+    prompt_tokens: int
+    # The same, or an estimate if they are not known.
     weighed_tokens: float
     # Each prompt's marks.
     marks: Sequence[Marks]
@@ -44,7 +46,8 @@ def savings_of(
 
     eligible: the indices of those that may answer. now: seconds of the loads' clock.
     """
-    weighed, state = _weighed(query), snapshot.state
+    prompt_tokens, state = query.prompt_tokens, snapshot.state
+    weighed = _weighed(query, prompt_tokens)
     if query.media is not None and not query.media.is_whole:
         state = _unknown  # feeds show nothing of what is behind
     marks = _marks(query, snapshot.claims)
@@ -53,7 +56,7 @@ def savings_of(
     belonging = belonging_of(request, query, marks, eligible, snapshot, saved, weighed, now)
     for name, more in belonging.credit.items():
         saved[name] = max(saved.get(name, 0.0), more)
-    return Savings(weighed, marks, claims, belonging, saved)
+    return Savings(prompt_tokens, weighed, marks, claims, belonging, saved)
 
 
 def _unknown(_: str) -> str:
@@ -61,12 +64,12 @@ def _unknown(_: str) -> str:
     return ""
 
 
-def _weighed(query: Query) -> float:
+def _weighed(query: Query, prompt_tokens: int) -> float:
     """Returns the tokens of a query, estimated if its prompts are not known."""
     if query.media is not None:
         return query.media.weighed_tokens
     if query.prompts:
-        return float(query.prompt_tokens)
+        return float(prompt_tokens)
     if query.outline is not None:
         return query.outline.tokens
     return min(query.unread_bytes, MAX_UNREAD_BYTES) / BYTES_PER_TOKEN

@@ -118,7 +118,7 @@ def test_conversation_leaves_a_queue_longer_than_its_patience() -> None:
         assert costs == pytest.approx(list(after.basis.costs), abs=0.01)
 
 
-NOTHING_SAVED = Savings(0.0, (), {}, NOWHERE, {})
+NOTHING_SAVED = Savings(0, 0.0, (), {}, NOWHERE, {})
 
 
 def test_patience_is_in_time_whatever_the_worker_s_speed() -> None:
