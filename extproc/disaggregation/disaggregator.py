@@ -1,6 +1,6 @@
 """The step after the pick: decides the legs of requests, and accounts for the second ones.
 
-A request of one leg is the placing's alone. Of two legs, the placing books the answering worker's,
+A request of one leg is the ledger's alone. Of two legs, the ledger books the answering worker's,
 and this step the prefill worker's, which ends with the other one, or before: when the prompt must
 be computed by now, since nothing announces that.
 """

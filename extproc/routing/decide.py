@@ -5,8 +5,8 @@
     savings     the tokens that each would not have to compute            savings.savings
     survey      the load and the cost of each, or of a sample             cost.survey
     terms       what else adds to the cost, or lowers it                  cost.term
-    candidates  who is left without failing workers and full ones         here
-    order       the best of these by the policy                           config.policies
+    candidates  who is left without failing workers and full ones         limits
+    order       the best of these by the policy                           order
     rank        which data-parallel rank of the pick the request names    candidates.ranks
 
 It has no side effects: the clock and chance are arguments.
@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
 
-from extproc._core import lowest
-from extproc.config.policies import POLICIES, Order, PolicyInput
+from extproc.config.policies import POLICIES
 from extproc.requests.request import RoutingRequest
 from extproc.routing.candidates.eligibility import (
     Candidate,
@@ -34,15 +33,14 @@ from extproc.routing.cost.patience import Patience
 from extproc.routing.cost.siblings import Siblings, siblings_of
 from extproc.routing.cost.survey import Survey, is_full, survey_of
 from extproc.routing.cost.term import Term
-from extproc.routing.decision import OVER_LIMIT, Basis, ChargeColumn, Decision, Verdict
+from extproc.routing.decision import Basis, ChargeColumn, Decision, Verdict
 from extproc.routing.inputs.query import Query, Snapshot
-from extproc.routing.policy_choice import endpoints_named
+from extproc.routing.limits import candidates_of, sole_of
+from extproc.routing.order import order_of
 from extproc.routing.savings.belonging import CONVERSATION, RESPONSE
 from extproc.routing.savings.claims import Claims, held_tokens
 from extproc.routing.savings.savings import Savings, savings_of
 from kvstate.overlap import Overlap, of_any_rank
-
-OVER_CLASS_LIMIT = "over its limit of requests of this class"
 
 NO_CHARGES: Mapping[str, ChargeColumn] = MappingProxyType({})
 
@@ -69,10 +67,10 @@ def decide(
     savings = savings_of(request, query, snapshot, eligible, now)
     survey = _survey(request, snapshot, roster, eligible, excluded, savings, now, rng)
     charges = _charges(survey, savings, snapshot, terms, now)
-    verdict, candidates = _candidates(request, query, survey, excluded, snapshot)
+    verdict, candidates = candidates_of(request, query, survey, excluded, snapshot)
     if savings.belonging.by == RESPONSE:
-        candidates = _sole(candidates, survey, savings.belonging.sole)
-    order = _order(request, query, candidates, survey, savings, snapshot, rng)
+        candidates = sole_of(candidates, survey, savings.belonging.sole)
+    order = order_of(request, query, candidates, survey, savings, snapshot, rng)
     first = order[0].name if order else ""
     held: Sequence[Mapping[str, Overlap]] = snapshot.overlaps
     rank: PinnedRank | None = None
@@ -218,123 +216,6 @@ def _siblings(savings: Savings, snapshot: Snapshot, now: float) -> Mapping[str, 
     if sent is None or len(marks) != 1:
         return {}
     return siblings_of(savings.claims, sent.begun_at(marks[0]), now)
-
-
-def _candidates(
-    request: RoutingRequest, query: Query, survey: Survey, excluded: list[str], snapshot: Snapshot
-) -> tuple[Verdict, Sequence[int]]:
-    """Returns the verdict, and the workers to choose among, by index in the survey.
-
-    If ejections or the limit would leave out all workers, they are ignored, unless the rules shed.
-    """
-    rules, ejected = snapshot.rules, snapshot.ejected
-    candidates: Sequence[int] = range(len(survey.places))
-    if query.proxy_reason:
-        return Verdict.NO_OVERRIDE, ()
-    if not candidates:
-        return (Verdict.UNAVAILABLE if rules.refuse else Verdict.NO_OVERRIDE), ()
-    if ejected:
-        failing = {
-            at: ejected[survey.workers[at].endpoint]
-            for at in candidates
-            if survey.workers[at].endpoint in ejected
-        }
-        candidates = _without_bad(candidates, failing, survey, excluded)
-    if request.of_class is not None and request.of_class.max_in_flight is not None:
-        candidates = _within_class(candidates, request.of_class.max_in_flight, survey, excluded)
-        if not candidates:
-            return Verdict.SHED, ()
-    limit = rules.max_in_flight
-    if limit is None:
-        return _STEER, candidates
-    loads = survey.loads
-    full = {at: OVER_LIMIT for at in candidates if loads[at].counted >= limit}
-    if rules.shed and len(full) == len(candidates):
-        for at in full:
-            excluded[survey.places[at]] = OVER_LIMIT
-        return Verdict.SHED, ()
-    return Verdict.STEER, _without_bad(candidates, full, survey, excluded)
-
-
-def _within_class(
-    candidates: Sequence[int], limit: int, survey: Survey, excluded: list[str]
-) -> Sequence[int]:
-    """Returns the candidates with fewer requests of the class than its limit; enters the others."""
-    full = [at for at in candidates if survey.loads[at].peers >= limit]
-    for at in full:
-        excluded[survey.places[at]] = OVER_CLASS_LIMIT
-    return [at for at in candidates if survey.loads[at].peers < limit] if full else candidates
-
-
-def _without_bad(
-    candidates: Sequence[int], bad: Mapping[int, str], survey: Survey, excluded: list[str]
-) -> Sequence[int]:
-    """Returns the candidates that are not bad, or all of them if all are bad.
-
-    bad: the reason for each bad one; entered in `excluded` unless all are bad.
-    """
-    if not bad or len(bad) == len(candidates):
-        return candidates
-    for at, why in bad.items():
-        excluded[survey.places[at]] = why
-    return [at for at in candidates if not excluded[survey.places[at]]]
-
-
-def _sole(candidates: Sequence[int], survey: Survey, sole: str) -> Sequence[int]:
-    """Returns the only candidate that can answer, or all if it is none of them."""
-    return [at for at in candidates if survey.workers[at].name == sole] or candidates
-
-
-def _order(
-    request: RoutingRequest,
-    query: Query,
-    candidates: Sequence[int],
-    survey: Survey,
-    savings: Savings,
-    snapshot: Snapshot,
-    rng: Chance,
-) -> list[Candidate]:
-    """Returns the best candidates, at most as many as are named to the proxy."""
-    workers, costs = survey.workers, survey.costs
-    if len(candidates) != len(workers):
-        workers = [workers[at] for at in candidates]
-        costs = [costs[at] for at in candidates]
-    ranks = costs
-    if snapshot.policy != "cost":  # the usual one needs nothing more
-        ranks = _ranks(request, query, candidates, survey, workers, costs, savings, snapshot)
-    count = endpoints_named(snapshot.rules, is_duplex=False)
-    return list(map(workers.__getitem__, lowest(ranks, count, rng.random)))
-
-
-def _ranks(
-    request: RoutingRequest,
-    query: Query,
-    candidates: Sequence[int],
-    survey: Survey,
-    workers: Sequence[Candidate],
-    costs: list[float],
-    savings: Savings,
-    snapshot: Snapshot,
-) -> Order:
-    """Returns the ranks of candidates by the snapshot's policy."""
-    ranking = POLICIES[snapshot.policy]
-
-    def requests() -> list[float]:
-        each = survey.loads.requests()
-        return [each[at] for at in candidates]
-
-    columns = PolicyInput(
-        rules=snapshot.rules,
-        prompt_tokens=savings.weighed_tokens,
-        costs=costs,
-        saved=lambda: [savings.saved.get(worker.name, 0.0) for worker in workers],
-        in_flight=requests,
-        endpoints=lambda: list(map(_endpoint_of, workers)),
-        turn=snapshot.turn,
-        session=request.head.session or query.session,
-        header=request.policy_headers.get(ranking.reads_header, b""),
-    )
-    return ranking.rank(columns)
 
 
 def _overlaps_of(

@@ -1,7 +1,16 @@
-"""Places requests: collects the inputs of a decision, and accounts for its result.
+"""The ledger: what one router has under way, and the snapshots that follow from it.
 
-`snapshot` changes nothing; `book` counts the request on its endpoint and claims its prompt for its
-worker, until `release`.
+For a decision it makes a snapshot, which changes nothing. For a request that was decided it has one
+ticket, whose life is its methods here:
+
+    book or note    counts it on its worker, or nowhere until the proxy's choice is known
+    move            another worker serves it than the picked one
+    note_answer     its response began, maybe with a failure
+    disclaim        its worker did not compute its prompt
+    release         it is over; again changes nothing
+
+Each keeps load, claims and homes together: what is counted in one of them is counted in all. It has
+no clock and no sockets; times are arguments, in seconds of one monotonic clock.
 """
 
 from collections import Counter

@@ -1,4 +1,18 @@
-"""The path of a request: parse, tokens, decide, book. One router serves all streams."""
+"""The router: a request goes in, a decision and its ticket come out.
+
+It is the one place that knows the order of the steps, and none of them itself:
+
+    query      its prompts, or what is known without them    `extproc.serving.queries`
+    overlaps   what workers hold of these                    `extproc.fleet.candidates`
+    snapshot   the fleet as it is for this request           `extproc.routing.ledger`
+    terms      of enabled features                           `extproc.features`
+    decision   pure                                          `extproc.routing.decide`
+    ticket     what must be released when it is over         `extproc.routing.ledger`
+
+One router serves all streams, on one event loop. It knows nothing of Envoy's messages; an exchange
+(`extproc.serving.exchange`) calls it, and tells it what became of the request. Whatever fails in a
+step, the request goes on: by load, or as the proxy chooses.
+"""
 
 import logging
 from collections import Counter

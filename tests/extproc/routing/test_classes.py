@@ -10,9 +10,10 @@ from extproc.config.schema import Policy
 from extproc.requests.request import NO_HEAD, RoutingRequest
 from extproc.requests.request_class import RequestClass
 from extproc.routing.candidates.eligibility import Candidate
-from extproc.routing.decide import OVER_CLASS_LIMIT, decide
+from extproc.routing.decide import decide
 from extproc.routing.decision import Decision, Verdict
 from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.limits import OVER_CLASS_LIMIT
 from extproc.routing.load.endpoint_load import EndpointLoad, Ticket
 from extproc.routing.load.loads import Loads
 
