@@ -170,7 +170,7 @@ class Stores:
     def saving(self, now: float) -> Iterator[Steps[SavedStoreRows]]:
         """Yields what saves each store that can be proven later, in steps.
 
-        Not those that publish events of their own: what they removed meanwhile is never told.
+        Not those that publish events of their own: what they removed meanwhile stays unknown.
         """
         for rules in self._rules:
             for (name, model), owner in list(self._owners.items()):

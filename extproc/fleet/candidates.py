@@ -88,9 +88,9 @@ class Candidates:
         model = self.model_of(worker)
         if worker.engine is None or model is None:
             return None
-        spoken = self.dialects_of(model)
-        others = (dialect for dialect, workers in spoken.rest if worker.name in workers)
-        return next(others, spoken.first)
+        dialects = self.dialects_of(model)
+        others = (dialect for dialect, workers in dialects.rest if worker.name in workers)
+        return next(others, dialects.first)
 
     def _candidate(self, worker: Worker, model: str, *, is_listed: bool) -> Candidate:
         excluded = worker.sighting.excluded
@@ -234,7 +234,7 @@ class Candidates:
         return self._changed
 
     def note_change(self) -> None:
-        """Notes that a worker came, went, moved, drains, or told what it serves or runs."""
+        """Notes that a worker came, went, moved, drains, or said what it serves or runs."""
         self._by_model.clear()
         self._dialects.clear()
         self._draining = self._has_roles = None

@@ -73,7 +73,7 @@ class Subscriptions:
         transports: Sequence[FeedTransport],
         restoring: Sequence[Restoring | None],
     ) -> list[FollowedRank]:
-        """Follows the ranks of one worker, each of which begins as it is told."""
+        """Follows the ranks of one worker. restoring: puts into each what is known of it."""
         now, times = asyncio.get_running_loop().time(), self._shared.times
         allowance = Allowance(now, times.burst_seconds, times.behind_seconds)
         shared = self._shared._replace(allowance=allowance)

@@ -105,20 +105,20 @@ class SavedRank(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SavedStore(msgspec.Struct, frozen=True, array_like=True):
-    """The blocks that a store has of one model, without their rows.
+    """The blocks that a store has of one model, without their rows."""
 
-    workers, media, max_age_seconds: how the store was configured (`kvstate.stores.StoreRules`).
-    publishers: the workers whose events may have changed it. swept_at: when its last age began, in
-    seconds since the epoch.
-    """
-
+    # Its configured name.
     store: str
     model: str
+    # How the store was configured (`kvstate.stores.StoreRules`).
     workers: tuple[str, ...] | None
     media: tuple[str, ...]
     max_age_seconds: float
+    # The workers whose events may have changed it.
     publishers: tuple[str, ...]
+    # When its last age began, in seconds since the epoch.
     swept_at: float
+    # What its owner knew besides its blocks.
     owner: SavedOwner
 
     @property

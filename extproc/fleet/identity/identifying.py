@@ -121,14 +121,14 @@ class Identifying:
             asked.retries = Backoff(*self._times.engine_retry_seconds, self._chance)
         try:
             async with asyncio.timeout(ALL_SECONDS):
-                told = await ask_engine(client, endpoint)
+                answer = await ask_engine(client, endpoint)
         except FAILURES as error:
             self._take_silence(worker, in_words(error))
             return max(least, asked.retries.next_seconds())
         if self._table.has(worker) and worker.endpoint == endpoint:
-            worker.identify(_kept(worker.engine_answer, told))
+            worker.identify(_kept(worker.engine_answer, answer))
             self._note(worker)
-        if told.engine is None:
+        if answer.engine is None:
             return max(least, asked.retries.next_seconds())
         asked.retries.reset()
         return self._times.engine_again_seconds * (0.9 + 0.2 * self._chance())
@@ -208,22 +208,22 @@ def _engine_answer(engine: Engine, answer: bytes, path: str) -> EngineAnswer:
     )
 
 
-def _kept(before: EngineAnswer, told: EngineAnswer) -> EngineAnswer:
+def _kept(before: EngineAnswer, answer: EngineAnswer) -> EngineAnswer:
     """Returns what a worker said, with what it said before of what it does not say now."""
-    return told._replace(
-        drafts=before.drafts if told.drafts is None else told.drafts,
-        caches=before.caches if told.caches is None else told.caches,
-        block_size=before.block_size if told.block_size is None else told.block_size,
-        cache_tokens=before.cache_tokens if told.cache_tokens is None else told.cache_tokens,
+    return answer._replace(
+        drafts=before.drafts if answer.drafts is None else answer.drafts,
+        caches=before.caches if answer.caches is None else answer.caches,
+        block_size=before.block_size if answer.block_size is None else answer.block_size,
+        cache_tokens=before.cache_tokens if answer.cache_tokens is None else answer.cache_tokens,
     )
 
 
-def _with_metrics(told: EngineAnswer, metrics: bytes) -> EngineAnswer:
+def _with_metrics(answer: EngineAnswer, metrics: bytes) -> EngineAnswer:
     """Returns what a worker said, and what vLLM's metrics say; b"" if there are none."""
     if not metrics:
-        return told
+        return answer
     cache = cache_of_metrics(metrics)
-    return told._replace(
+    return answer._replace(
         drafts=drafts_in_metrics(metrics),
         caches=cache.is_on,
         block_size=cache.block_size,

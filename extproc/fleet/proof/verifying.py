@@ -240,18 +240,18 @@ class Verifying:
         async def post(path: str, body: bytes) -> tuple[int, bytes]:
             return await self._post(client, worker.endpoint, body, path)
 
-        told: Sequence[Told] = []
+        answers: Sequence[Told] = []
         for own in here:
             try:
-                told = [*told, (own, await ids_there(post, own.question, model))]
+                answers = [*answers, (own, await ids_there(post, own.question, model))]
             except TokenizerSilentError:
                 break
-        shown = await asyncio.to_thread(rival_shown, encoder, dialect, told)
+        shown = await asyncio.to_thread(rival_shown, encoder, dialect, answers)
         if shown is not None and self._table.has(worker):
-            questioned.dialect, told = shown
+            questioned.dialect, answers = shown
             self._note_dialect(worker, questioned.dialect)
-        questioned.by_release |= verdicts(told, encoder.text_of, known)
-        not_shown = [own for own, theirs in told if theirs is None]
+        questioned.by_release |= verdicts(answers, encoder.text_of, known)
+        not_shown = [own for own, theirs in answers if theirs is None]
         await self._prove_by_stores(post, worker, model, encoder, not_shown)
         return questioned.by_release
 

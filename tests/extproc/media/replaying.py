@@ -67,7 +67,7 @@ class Replay:
         self.index = Index(SECRET)
         self.owner = self.index.add(WORKER, 0, MODEL)
         self.owner.trust(trusted=True)
-        self.knowledge = MediaKnowledge(b"key", self.index.fold, monotonic)
+        self.knowledge = MediaKnowledge(b"key", self.index.media_ids, monotonic)
         self.index.listen(self.knowledge.learning)
         self._reads_usage = reads_usage
         self._queries = Queries(
