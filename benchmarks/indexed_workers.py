@@ -9,9 +9,9 @@ from extproc.routing.decision import Decision, decide
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Loads
 from extproc.routing.query import Query, Snapshot
-from kvstate.index import Index
+from kvstate.index.index import Index
+from kvstate.index.owner import Owner
 from kvstate.overlap import Prompt
-from kvstate.owner import Owner
 from kvstate.steps import finished
 
 _SECRET = 0x9E37_79B9_7F4A_7C15

@@ -19,7 +19,7 @@ from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Load
 from extproc.routing.query import Query, Snapshot
 from kvstate.events import BlockHash, BlocksRemoved, BlocksStored, Event, OtherGroupStored
-from kvstate.index import Index
+from kvstate.index.index import Index
 from kvstate.overlap import Overlap, Prompt, Tokens
 from kvstate.reuse import ReuseRules
 

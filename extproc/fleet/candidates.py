@@ -18,7 +18,7 @@ from extproc.routing.store_share import StoreShare
 from extproc.tokenizing.remote_tokenizer import Failures
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap, Prompt, Tier
-from kvstate.stores import StoredTokens
+from kvstate.stores.stores import StoredTokens
 
 
 class Candidates:

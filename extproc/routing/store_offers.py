@@ -8,7 +8,7 @@ from extproc.config.sections import StoreSettings
 from extproc.routing.fetching import Offers, StoredPrefix
 from extproc.routing.query import Query, Snapshot
 from kvstate.overlap import Prompt
-from kvstate.stores import StoredTokens, StoreRules
+from kvstate.stores.stores import StoredTokens, StoreRules
 
 
 def store_rules(stores: Sequence[StoreSettings]) -> list[StoreRules]:

@@ -35,8 +35,8 @@ from kvstate.events import (
     OtherGroupStored,
 )
 from kvstate.feeds.feed import Feed, FeedState
+from kvstate.index.turnover import Turnover
 from kvstate.steps import Steps
-from kvstate.turnover import Turnover
 from kvstate.wire.extras import ADMISSION_FAULTS, Admission, Groups, missed_of
 from kvstate.wire.grpc_encoding import (
     MAX_ENTRY_BYTES,

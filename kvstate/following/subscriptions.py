@@ -11,8 +11,8 @@ from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.subscriber import SharedByFeeds, Subscriber
 from kvstate.feeds.transport import FeedTransport, RankName
 from kvstate.following.rank_table import FollowedRank
-from kvstate.index import Index
-from kvstate.owner import Owner
+from kvstate.index.index import Index
+from kvstate.index.owner import Owner
 from kvstate.relay.taps import Taps
 from kvstate.rows.format import SavedFeed, SavedRows
 from kvstate.steps import Steps

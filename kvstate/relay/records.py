@@ -43,7 +43,7 @@ from kvstate.events import (
     OtherGroupStored,
 )
 from kvstate.feeds.feed import FeedState
-from kvstate.orphans import Orphan
+from kvstate.index.orphans import Orphan
 from kvstate.overlap import Tokens
 from kvstate.rows.format import SavedOwner
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstate.events import BlocksStored
-from kvstate.index import Index
+from kvstate.index.index import Index
 from kvstate.media import (
     FIRST_PAD,
     TURNS,

@@ -18,7 +18,7 @@ from extproc.routing.query import Query
 from extproc.serving.queries import Queries
 from extproc.tokenizing.prompt_tokens import PromptTokens
 from extproc.tokenizing.tokens import Tokenizer
-from kvstate.index import Index
+from kvstate.index.index import Index
 from kvstate.overlap import Overlap, within
 from kvstate.steps import finished
 

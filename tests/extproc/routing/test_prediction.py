@@ -12,7 +12,7 @@ from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Load
 from extproc.routing.query import Query, Snapshot
 from extproc.tokenizing.tokens import Tokenizer
-from kvstate.index import Index
+from kvstate.index.index import Index
 from kvstate.overlap import Prompt
 from kvstate.steps import finished
 from simulator.settings import TINY_MODEL

@@ -13,7 +13,7 @@ from extproc.routing.load import EndpointLoad, Loads
 from extproc.routing.query import Query, Snapshot, Variant
 from extproc.routing.store_offers import StoreOffers, store_rules
 from kvstate.overlap import Prompt
-from kvstate.stores import StoredTokens, StoreRules
+from kvstate.stores.stores import StoredTokens, StoreRules
 
 PROMPT = Prompt("m", array("I", range(100)))
 QUERY = Query("m", [PROMPT])

@@ -1,9 +1,10 @@
 """The block index: knows which ranks hold how many of the leading blocks of a prompt.
 
-    index.py           names of workers and models, and look-ups over all ranks
-    owner.py           one rank: applies its batches, counts, keeps what cannot be placed yet
-    orphans.py         stored blocks whose parent is unknown
-    core.py, native/   the blocks themselves, in C, which knows numbers and hashes but no names
+    index.py       names of workers and models, and look-ups over all ranks
+    owner.py       one rank: applies its batches, counts, and keeps what has no key yet
+    orphans.py     stored blocks whose parent is unknown
+    turnover.py    when a hole does not matter any more
+    core.py        the blocks themselves, in C (`kvstate/native/`), which knows numbers, no names
 
 It knows tokens, the engines' hashes, tiers and groups; never a sequence number, a clock, a socket
 or a request. What may be believed is decided by the feed, which has batches applied, blocks demoted
@@ -26,11 +27,11 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from kvstate.core import LAYOUT, Core
 from kvstate.events import Event
+from kvstate.index.core import LAYOUT, Core
+from kvstate.index.owner import IndexLimits, Owner, Stored
 from kvstate.media import MediaIds, StoreListener
 from kvstate.overlap import Overlap, Prompt, Tier, encoded, of_any_rank
-from kvstate.owner import IndexLimits, Owner, Stored
 from kvstate.steps import finished
 
 

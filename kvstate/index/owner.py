@@ -1,7 +1,7 @@
 """One rank of the index: applies the batches of its feed, and counts what it holds.
 
 It never sees a sequence number: the feed (`kvstate.feeds.feed`) decides what is applied, when all
-is forgotten or uncertain, and whether the rank is trusted. `kvstate.index` has the rule for keys.
+is forgotten or uncertain, and whether the rank is trusted. `index.py` has the rule for keys.
 
 Batches that the core cannot apply in one call fall back to typed events, which are applied one by
 one and whose decoder names faults. A block whose parent is unknown has no key: it waits as an
@@ -19,18 +19,6 @@ from itertools import repeat
 
 import msgspec
 
-from kvstate.core import (
-    CERTAIN,
-    MAY_REPEAT,
-    OTHER_KIND,
-    UNCERTAIN,
-    WATCHES,
-    WORK,
-    Core,
-    Outcome,
-    OwnerStatus,
-    StoreResult,
-)
 from kvstate.events import (
     ALL_TAKEN,
     BatchResult,
@@ -42,16 +30,28 @@ from kvstate.events import (
     Event,
     OtherGroupStored,
 )
+from kvstate.index.core import (
+    CERTAIN,
+    MAY_REPEAT,
+    OTHER_KIND,
+    UNCERTAIN,
+    WATCHES,
+    WORK,
+    Core,
+    Outcome,
+    OwnerStatus,
+    StoreResult,
+)
+from kvstate.index.orphans import Orphan, Orphanage, orphans_of
+from kvstate.index.shared_media import names_media, parted, without_copies
+from kvstate.index.store_gate import StoreGate
+from kvstate.index.turnover import Turnover
 from kvstate.media import MediaIds, StoreListener, has_media
-from kvstate.orphans import Orphan, Orphanage, orphans_of
 from kvstate.overlap import Prompt, Tier, Tokens, encoded, tier_of
 from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
 from kvstate.rows.format import SavedOwner
 from kvstate.seldom import is_logged
-from kvstate.shared_media import names_media, parted, without_copies
 from kvstate.steps import Steps
-from kvstate.store_gate import StoreGate
-from kvstate.turnover import Turnover
 from kvstate.wire.extras import (
     ADMISSION_FAULTS,
     DOUBTFUL_GROUP,

@@ -2,7 +2,7 @@
 
 The core, the inner part of the index, is compiled: `kvstate/native/` has its sources, and
 `kvstate/_core.pyi` describes its methods. It knows owners by number, engine hashes, tokens and
-tiers; names are in `kvstate.index`, orphans and visible counters in `kvstate.owner`.
+tiers; names are in `kvstate.index.index`, orphans and visible counters in `kvstate.index.owner`.
 """
 
 from enum import IntEnum
