@@ -55,7 +55,8 @@ class Candidates:
         known = self._by_model.get(model)
         if known is None:
             is_listed = any(
-                worker.learned.adapters and self.model_of(worker) == model for worker in self._table
+                worker.self_report.adapters and self.model_of(worker) == model
+                for worker in self._table
             )
             known = self._by_model[model] = [
                 self._candidate(worker, model, is_listed=is_listed) for worker in self._table
@@ -107,7 +108,7 @@ class Candidates:
 
     def model_of(self, worker: Worker) -> str | None:
         """Returns the model that a worker serves; None while it is unknown."""
-        model = worker.sighting.worker.model or worker.learned.model
+        model = worker.sighting.worker.model or worker.self_report.model
         only = self._config.models[0].name if len(self._config.models) == 1 else None
         return model or only
 
@@ -226,7 +227,7 @@ class Candidates:
         worker = self._table.get(name)
         if worker is None:
             return 1
-        given = worker.sighting.worker.block_size or worker.learned.block_size
+        given = worker.sighting.worker.block_size or worker.self_report.block_size
         return given or worker.engine_answer.block_size or self._config.policy.block_size
 
     def next_change(self) -> asyncio.Event:
@@ -251,5 +252,5 @@ def adapters_of(worker: Worker, *, is_listed: bool) -> frozenset[str] | None:
     given = worker.sighting.worker.lora
     if given is not None:
         return frozenset(given)
-    reported = worker.learned.adapters
+    reported = worker.self_report.adapters
     return reported if reported or is_listed else None

@@ -103,7 +103,7 @@ class Identifying:
     def ask_now(self, worker: Worker) -> None:
         """Asks a worker at once: it may have been restarted, or moved."""
         self._note(worker)
-        retries = worker.questioned_engine.retries
+        retries = worker.engine_questions.retries
         if retries is not None:
             retries.reset()
         poll = worker.polls.get(self.question.name)
@@ -113,7 +113,7 @@ class Identifying:
     async def ask(self, client: Client, worker: Worker) -> float:
         """Asks a worker once; returns the seconds until it is asked again."""
         least = self._times.engine_least_seconds
-        asked, now, endpoint = worker.questioned_engine, self._monotonic(), worker.endpoint
+        asked, now, endpoint = worker.engine_questions, self._monotonic(), worker.endpoint
         if now - asked.at < least:
             return least - (now - asked.at)
         asked.at = now
@@ -142,16 +142,16 @@ class Identifying:
         """Asks the workers again that are no longer ejected."""
         for worker in self._table:
             is_down = worker.upstream is not None and worker.upstream.is_down
-            if worker.questioned_engine.was_down and not is_down:
+            if worker.engine_questions.was_down and not is_down:
                 self.ask_now(worker)
-            worker.questioned_engine.was_down = is_down
+            worker.engine_questions.was_down = is_down
 
     def _note(self, worker: Worker) -> None:
         """Logs what has changed, and tells it to those who watch."""
-        now, before = worker.identity, worker.questioned_engine.noted
+        now, before = worker.identity, worker.engine_questions.noted
         if now == before:
             return
-        worker.questioned_engine.noted = now
+        worker.engine_questions.noted = now
         _log(worker.name, now, before)
         was = EngineRecord(None, "", "", None) if before is None else before
         if (now.engine, now.arguments, now.drafts) != (was.engine, was.arguments, was.drafts):

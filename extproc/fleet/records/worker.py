@@ -59,7 +59,7 @@ Place = tuple[str, str, int, str]
 
 
 @dataclass(eq=False, slots=True)
-class Following:
+class PlannedFeed:
     """How one worker's feed is followed.
 
     plan: as it is followed now, None if it is not. sources: the sources that the worker reported.
@@ -73,7 +73,7 @@ class Following:
 
 
 @dataclass(eq=False, slots=True)
-class Questioned:
+class GoldenQuestions:
     """When a worker was asked for the tokens of golden requests, and how long to wait after a
     failure. Seconds of one monotonic clock.
 
@@ -88,7 +88,7 @@ class Questioned:
 
 
 @dataclass(eq=False, slots=True)
-class QuestionedEngine:
+class EngineQuestions:
     """How a worker is asked for its engine.
 
     at: when it was asked, in seconds of one monotonic clock. noted: what was known when others were
@@ -110,11 +110,12 @@ class Worker:
         "checks_due",
         "did_answer",
         "engine_answer",
-        "following",
+        "engine_questions",
+        "feed",
+        "golden_questions",
         "holdings",
         "identity",
         "is_drained",
-        "learned",
         "lookups",
         "member",
         "name",
@@ -125,11 +126,10 @@ class Worker:
         "polls",
         "printed",
         "proof",
-        "questioned",
-        "questioned_engine",
         "retries",
         "reuse",
         "saved",
+        "self_report",
         "sleep_asked_at",
         "store_share",
         "tokenizer",
@@ -163,19 +163,19 @@ class Worker:
         self.void_at: int | None = None
 
         # What it reported about itself.
-        self.learned = SelfReport()
+        self.self_report = SelfReport()
         # Pauses before it is asked for that again, and whether it answered the last time.
         self.retries: Backoff | None = None
         self.did_answer = False
 
         # How its feed is followed.
-        self.following = Following()
+        self.feed = PlannedFeed()
 
         # The state of its tokens, and its requests that will be looked up for that.
         self.proof = TokenProof(name)
         self.lookups = Lookups()
         # When it was asked for the tokens of golden requests.
-        self.questioned = Questioned()
+        self.golden_questions = GoldenQuestions()
         # How it prints the tools of responses, None as long as it shows nothing.
         self.printed: Printed | None = None
 
@@ -194,7 +194,7 @@ class Worker:
         self.engine_answer = EngineAnswer()
         self.identity: EngineRecord
         self.identify()
-        self.questioned_engine = QuestionedEngine()
+        self.engine_questions = EngineQuestions()
 
         # Its regular questions, by name.
         self.polls: dict[str, Poll] = {}
