@@ -178,7 +178,7 @@ def test_known_engine_is_shown_with_its_source() -> None:
             "name": "sglang",
             "version": "0.5.23",
             "frontend": "python",
-            "source": "self_report",
+            "source": "learned",
         },
         "engine_reason": "",
         "engine_arguments": {
