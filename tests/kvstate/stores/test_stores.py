@@ -318,7 +318,9 @@ def test_store_of_another_configuration_is_refused(rules: StoreRules, now: float
 def test_store_that_publishes_events_itself_is_not_saved() -> None:
     fleet = SharedFleet()
     fleet.apply("a", message(stored(range(4))))
+    assert not fleet.stores.is_pooled("s")
     fleet.stores.pool("s")
+    assert fleet.stores.is_pooled("s")
     assert saved_of(fleet) == []
 
 
