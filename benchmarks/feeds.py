@@ -28,7 +28,7 @@ from kvstate.feeds.grpc_transport import grpc_transports
 from kvstate.feeds.transport import FeedTransport
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import FollowedWorkers
-from kvstate.index import Index
+from kvstate.index.index import Index
 from kvstate.overlap import Prompt
 from kvstate.steps import finished
 

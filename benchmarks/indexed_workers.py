@@ -11,9 +11,9 @@ from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
 from extproc.routing.inputs.query import Query, Snapshot
 from extproc.routing.load.loads import Loads
-from kvstate.index import Index
+from kvstate.index.index import Index
+from kvstate.index.owner import Owner
 from kvstate.overlap import Prompt
-from kvstate.owner import Owner
 from kvstate.steps import finished
 
 _SECRET = 0x9E37_79B9_7F4A_7C15

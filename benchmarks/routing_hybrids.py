@@ -20,7 +20,7 @@ from extproc.routing.decide import decide
 from extproc.routing.inputs.query import Query, Snapshot
 from extproc.routing.load.loads import Load
 from kvstate.events import BlockHash, BlocksRemoved, BlocksStored, Event, OtherGroupStored
-from kvstate.index import Index
+from kvstate.index.index import Index
 from kvstate.overlap import Overlap, Prompt, Tokens
 from kvstate.reuse import ReuseRules
 

@@ -20,9 +20,9 @@ from extproc.running.state_file import StateFile, read
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.transport import Connected
 from kvstate.fleet import FollowedWorkers
-from kvstate.index import saved_layout
+from kvstate.index.index import saved_layout
 from kvstate.rows.format import StateHeader
-from kvstate.stores import StoreRules
+from kvstate.stores.stores import StoreRules
 from tests.memory_transport import MemoryTransport
 
 RANKS, BLOCKS_A_BATCH, TOKENS = 10, 1_000, 16

@@ -3,8 +3,8 @@
 from array import array
 from collections.abc import Sequence
 
-from kvstate.core import Outcome, OwnerStatus
 from kvstate.events import BlockHash
+from kvstate.index.core import Outcome, OwnerStatus
 from kvstate.overlap import Overlap, Tokens
 
 # Of saved rows: with another one, they are of no use.

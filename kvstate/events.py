@@ -8,23 +8,23 @@ from kvstate.overlap import Extra, Tokens
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
-    """One load report (EngineLoad of smg-grpc-proto 0.4.28); None: not reported by the engine.
+    """One load report (EngineLoad of smg-grpc-proto 0.4.28); None: not reported by the engine."""
 
-    running, waiting: requests. waiting_uncached_tokens: prompt tokens of waiting requests that no
-    cache will serve. prefill_pending_tokens: prompt tokens of requests in the engine that have no
-    output yet. cache_usage: share of the cache in use, 0 to 1; active_cache_usage: the same without
-    evictable blocks. max_running: the most requests that run at once. age_ms: age of the figures
-    when they were sent.
-    """
-
+    # Requests.
     running: int
     waiting: int
+    # Prompt tokens of waiting requests that no cache will serve.
     waiting_uncached_tokens: int | None = None
+    # Prompt tokens of requests in the engine that have no output yet.
     prefill_pending_tokens: int | None = None
+    # The share of the cache in use, 0 to 1; and the same without evictable blocks.
     cache_usage: float | None = None
     active_cache_usage: float | None = None
+    # Tokens that the engine generates in a second.
     tokens_per_second: float = 0.0
+    # The most requests that run at once.
     max_running: int | None = None
+    # The age of the figures when they were sent.
     age_ms: int = 0
 
 
@@ -34,32 +34,32 @@ BlockHash = int | bytes
 
 
 class BlocksStored(msgspec.Struct, frozen=True):
-    """A chain of full blocks that a rank now holds.
+    """A chain of full blocks that a rank now holds."""
 
-    hashes: one for each block; each block is the child of the one before, the first of `parent`.
-    tokens: len(hashes) * block_size ids, uint32.
-    lora: the adapter's name, or its number if the layout has no names; None for the base model.
-    extras: one for each block, empty if only tokens count. Only the root block has a cache salt.
-    group: the engine's attention group; None if it has only one.
-    kind: the group's kind of attention as named on the wire, always one that holds the whole
-        prefix; None if it is not named.
-    bigrams: the engine's tokens are pairs that overlap by one, [a, b], [b, c] (SGLang with EAGLE).
-        Then `tokens` are the second tokens of the pairs, and the very first token is the first
-        extra of the root block.
-    names_salts, names_loras: whether this layout would name a cache salt or an adapter, if there
-        were one; None if this is not known.
-    """
-
+    # One for each block; each block is the child of the one before, the first of `parent`.
     hashes: list[BlockHash]
+    # The block before the chain, None if the chain begins a prompt.
     parent: BlockHash | None
+    # len(hashes) * block_size ids, uint32.
     tokens: Tokens
     block_size: int
+    # The adapter's name, or its number if the layout has no names; None for the base model.
     lora: str | int | None = None
+    # One for each block, empty if only tokens count. Only the root block has a cache salt.
     extras: list[Extra] | None = None
+    # Where the blocks lie, as named on the wire.
     medium: str = "GPU"
+    # The engine's attention group; None if it has only one.
     group: int | None = None
+    # The group's kind of attention as named on the wire, always one that holds the whole prefix;
+    # None if it is not named.
     kind: str | None = None
+    # Whether the engine's tokens are pairs that overlap by one, [a, b], [b, c] (SGLang with EAGLE).
+    # Then `tokens` are the second tokens of the pairs, and the very first token is the first extra
+    # of the root block.
     bigrams: bool = False
+    # Whether this layout would name a cache salt, or an adapter, if there were one; None if this is
+    # not known.
     names_salts: bool | None = None
     names_loras: bool | None = None
 
@@ -102,7 +102,7 @@ class OtherGroupStored(msgspec.Struct, frozen=True):
 class BlocksRemoved(msgspec.Struct, frozen=True):
     """One copy of each of these blocks is gone from a medium.
 
-    remaining_copies: how many copies of each are left there; None if it is not told.
+    remaining_copies: how many copies of each are left there; None if the event does not say.
     """
 
     hashes: list[BlockHash]

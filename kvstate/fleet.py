@@ -33,9 +33,9 @@ from kvstate.following.store_pools import StorePools
 from kvstate.following.subscriptions import Notify, Subscriptions
 from kvstate.following.worker_blocks import WorkerBlocks
 from kvstate.following.worker_feeds import WorkerFeeds
-from kvstate.index import Index
-from kvstate.owner import Owner
-from kvstate.stores import StoreRules, Stores
+from kvstate.index.index import Index
+from kvstate.index.owner import Owner
+from kvstate.stores.stores import StoreRules, Stores
 
 log = logging.getLogger("kvsteer.feed")
 

@@ -52,7 +52,7 @@ class ItemStart(NamedTuple):
 
 
 class StoreListener(Protocol):
-    """Is told of the blocks that workers store."""
+    """Takes the blocks that workers store."""
 
     @property
     def is_idle(self) -> bool:
@@ -68,8 +68,8 @@ class StoreListener(Protocol):
         """Takes a store of a worker, as it was published."""
 
 
-class MediaFold:
-    """Replaces the ids at which items begin. secret: 64 random bits of this process."""
+class MediaIds:
+    """Ids of tokens that say which items begin there. secret: 64 random bits of this process."""
 
     def __init__(self, secret: int) -> None:
         self._secret = secret
@@ -84,8 +84,8 @@ class MediaFold:
         named = msgspec.msgpack.encode((identifier, token))
         return int(xxhash.xxh3_64_intdigest(named, seed=self._secret)) & _ID_MASK
 
-    def folded(self, event: BlocksStored) -> BlocksStored:
-        """Returns a store whose items are in its ids, and no longer in its extras."""
+    def with_items(self, event: BlocksStored) -> BlocksStored:
+        """Returns a store with its items in its ids, and no longer in its extras."""
         tokens = array("I", event.tokens)
         for begun in beginnings(event):
             if begun.at >= 0 and begun.identifier is not None:

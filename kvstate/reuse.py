@@ -23,7 +23,7 @@ NO_RULES = ReuseRules()
 class OtherGroups(NamedTuple):
     """The attention groups of one rank that hold a window or a state, not the whole prefix.
 
-    ends: hashes at which any of them holds a block. are_known: whether it can be told what a prefix
+    ends: hashes at which any of them holds a block. are_known: whether it is known what a prefix
     needs of each. needs: by block size, the blocks that some of them need before its end.
     """
 

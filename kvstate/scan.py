@@ -17,7 +17,7 @@ with importing_cores():
     from kvstate._core import sizes as _sizes
     from kvstate._core import splice as _splice
 
-# Most members that are found in one object: more are no honest client's.
+# Most members that are found in one object: no usual client sends more.
 MAX_MEMBERS = 64
 
 

@@ -30,15 +30,15 @@ COPIED = (
 )
 FLAGS = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
 TESTED = (
-    "kvstate/test_compiled_core.py",
+    "kvstate/index/test_compiled_core.py",
     "kvstate/test_copies.py",
     "kvstate/wire/test_groups.py",
-    "kvstate/test_index.py",
-    "kvstate/test_index_by_oracle.py",
+    "kvstate/index/test_index.py",
+    "kvstate/index/test_index_by_oracle.py",
     "kvstate/test_hybrid_by_oracle.py",
-    "kvstate/test_index_messages.py",
+    "kvstate/index/test_index_messages.py",
     "kvstate/test_other_groups.py",
-    "kvstate/test_core.py",
+    "kvstate/index/test_core.py",
     "kvstate/test_watch.py",
     "kvstate/test_members.py",
     "kvstate/test_scan.py",

@@ -18,7 +18,7 @@ NEWER = [f"3.{minor}" for minor in range(sys.version_info.minor + 1, 16) if mino
 TESTED = ["test_compiled_core.py", "test_index.py", "test_index_messages.py"]
 # More calls than this Python has references to None, True and False.
 WORN = """
-from kvstate.core import Core
+from kvstate.index.core import Core
 from kvstate.overlap import Overlap
 core = Core(1, 10, Overlap)
 owner = core.add_owner(0, core.add_model(b"m"), 0)

@@ -57,7 +57,7 @@ PROMISES = {
         "extproc/envoy/test_envoy_config.py::test_client_headers_that_steer_are_removed"
     ),
     "requests with different salts never match": (
-        "kvstate/test_core.py::test_prompts_meet_only_chains_of_the_same_salt"
+        "kvstate/index/test_core.py::test_prompts_meet_only_chains_of_the_same_salt"
     ),
     "a block that was announced again while it was held is not certain after a removal": (
         "kvstate/test_reports.py"
@@ -100,7 +100,7 @@ PROMISES = {
     "for the router's own user": (
         "extproc/running/test_handover.py::test_only_its_own_user_may_ask"
     ),
-    "it can neither take blocks from other workers": "kvstate/test_index_by_oracle.py::",
+    "it can neither take blocks from other workers": "kvstate/index/test_index_by_oracle.py::",
     "a worker may name only its own host": (
         "extproc/fleet/feeds/test_feeds.py::test_feed_host_must_be_of_the_worker_or_listed"
     ),
@@ -124,7 +124,7 @@ PROMISES = {
         "kvstate/test_steps.py::test_oversized_batch_is_refused_as_a_whole"
     ),
     "both shared by its ranks": (
-        "kvstate/test_owner.py::test_limits_are_shared_by_the_ranks_of_a_worker"
+        "kvstate/index/test_owner.py::test_limits_are_shared_by_the_ranks_of_a_worker"
     ),
     "at most 2 of the 8 replays": (
         "kvstate/feeds/test_replays.py::test_slots_are_not_exhausted_by_a_worker_of_many_ranks"

@@ -18,7 +18,7 @@ from extproc.routing.store_share import StoreShare
 from extproc.tokenizing.remote_tokenizer import Failures
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap, Prompt, Tier
-from kvstate.stores import StoredTokens
+from kvstate.stores.stores import StoredTokens
 
 
 class Candidates:
@@ -55,7 +55,8 @@ class Candidates:
         known = self._by_model.get(model)
         if known is None:
             is_listed = any(
-                worker.learned.adapters and self.model_of(worker) == model for worker in self._table
+                worker.self_report.adapters and self.model_of(worker) == model
+                for worker in self._table
             )
             known = self._by_model[model] = [
                 self._candidate(worker, model, is_listed=is_listed) for worker in self._table
@@ -90,9 +91,9 @@ class Candidates:
         model = self.model_of(worker)
         if worker.engine is None or model is None:
             return None
-        spoken = self.dialects_of(model)
-        others = (dialect for dialect, workers in spoken.rest if worker.name in workers)
-        return next(others, spoken.first)
+        dialects = self.dialects_of(model)
+        others = (dialect for dialect, workers in dialects.rest if worker.name in workers)
+        return next(others, dialects.first)
 
     def _candidate(self, worker: Worker, model: str, *, is_listed: bool) -> Candidate:
         excluded = worker.sighting.excluded
@@ -109,7 +110,7 @@ class Candidates:
 
     def model_of(self, worker: Worker) -> str | None:
         """Returns the model that a worker serves; None while it is unknown."""
-        model = worker.sighting.worker.model or worker.learned.model
+        model = worker.sighting.worker.model or worker.self_report.model
         only = self._config.models[0].name if len(self._config.models) == 1 else None
         return model or only
 
@@ -228,7 +229,7 @@ class Candidates:
         worker = self._table.get(name)
         if worker is None:
             return 1
-        given = worker.sighting.worker.block_size or worker.learned.block_size
+        given = worker.sighting.worker.block_size or worker.self_report.block_size
         return given or worker.engine_answer.block_size or self._config.policy.block_size
 
     def next_change(self) -> asyncio.Event:
@@ -236,7 +237,7 @@ class Candidates:
         return self._changed
 
     def note_change(self) -> None:
-        """Notes that a worker came, went, moved, drains, or told what it serves or runs."""
+        """Notes that a worker came, went, moved, drains, or said what it serves or runs."""
         self._by_model.clear()
         self._dialects.clear()
         self._draining = self._has_roles = None
@@ -253,5 +254,5 @@ def adapters_of(worker: Worker, *, is_listed: bool) -> frozenset[str] | None:
     given = worker.sighting.worker.lora
     if given is not None:
         return frozenset(given)
-    reported = worker.learned.adapters
+    reported = worker.self_report.adapters
     return reported if reported or is_listed else None

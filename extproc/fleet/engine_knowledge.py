@@ -84,7 +84,9 @@ class EngineKnowledge:
         self._candidates.note_change()
         if worker is None or worker.engine is None:
             return
-        was_early = worker.questioned.dialect is None and worker.questioned.at > -math.inf
+        was_early = (
+            worker.golden_questions.dialect is None and worker.golden_questions.at > -math.inf
+        )
         if worker.engine.front_end == RUST or was_early:
             self.verifying.ask_now(worker)  # what it was asked as another one proves little
 

@@ -54,24 +54,13 @@ class Questions:
         self.polling = Polling(shared.surroundings.make_client)
         self.regular: list[_RegularQuestion] = []
         self._checks: list[PeriodicCheck] = []
+        self._add_load(candidates, sleeping)
         self._add_health(sleeping)
         self._checks += [engines.identifying.check, candidates.pins.check]
         overlaps = shared.followed.blocks.overlaps
         self.pulls = PullArrivals(overlaps, self._delay_seconds, shared.monotonic)
         if shared.config.disaggregation.price_pulls:
             self._checks.append(self.pulls.check)
-        self._add_load(candidates, sleeping)
-
-    def _add_health(self, sleeping: Sleeping) -> None:
-        """Adds the health probe, or what asks only workers in doubt; by default the latter."""
-        table, monotonic = self._table, self._shared.monotonic
-        interval_ms = self._shared.config.policy.probe_interval_ms
-        if interval_ms is None:
-            doubts = Doubts(table, self.polling, self._sign_of_life, monotonic, sleeping.ask)
-            self._checks.append(doubts.check)
-        elif interval_ms:
-            interval = AskInterval(interval_ms / 1000, self._shared.chance, monotonic)
-            self.regular.append(HealthProbe(table, interval, monotonic))
 
     def _add_load(self, candidates: Candidates, sleeping: Sleeping) -> None:
         """Adds what reads the workers' load, and what measures how fast they compute."""
@@ -86,6 +75,17 @@ class Questions:
             batches, size = self._feeds.batches, candidates.block_size
             computed = Computed(table, loads, blocks.overlaps, batches, size, monotonic)
             self._checks.append(computed.check)
+
+    def _add_health(self, sleeping: Sleeping) -> None:
+        """Adds the health probe, or what asks only workers in doubt; by default the latter."""
+        table, monotonic = self._table, self._shared.monotonic
+        interval_ms = self._shared.config.policy.probe_interval_ms
+        if interval_ms is None:
+            doubts = Doubts(table, self.polling, self._sign_of_life, monotonic, sleeping.ask)
+            self._checks.append(doubts.check)
+        elif interval_ms:
+            interval = AskInterval(interval_ms / 1000, self._shared.chance, monotonic)
+            self.regular.append(HealthProbe(table, interval, monotonic))
 
     def start(self) -> None:
         """Asks every worker, and begins the periodic checks."""
@@ -114,7 +114,7 @@ class Questions:
             self._poll(worker, learning.question, learning.ask)
         else:
             worker.stop_asking(learning.question.name)
-            worker.learned = SelfReport()
+            worker.self_report = SelfReport()
 
     def _poll(
         self,

@@ -100,9 +100,10 @@ class WorkerFaults:
 
     def _of_blocks(self, worker: Worker, about: str) -> Iterator[Fault]:
         """Yields a fault if the blocks that a feed announces have another size than configured."""
-        given, told = worker.sighting.worker.block_size, self._fleet.blocks.block_size(worker.name)
-        if given is not None and told is not None and given != told:
-            says = f"its blocks have {told} tokens, but block_size says {given}"
+        configured = worker.sighting.worker.block_size
+        announced = self._fleet.blocks.block_size(worker.name)
+        if None not in (configured, announced) and configured != announced:
+            says = f"its blocks have {announced} tokens, but block_size says {configured}"
             yield Fault("block-size-differs", about, f"{says}; the events count")
 
 

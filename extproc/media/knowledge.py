@@ -13,7 +13,7 @@ from extproc.media.prompts import FilledPrompt, MediaPrompt, filled
 from extproc.requests.media import MediaDigests
 from extproc.requests.prompt import MediaPart
 from extproc.tokenizing.media_parts import MediaParts
-from kvstate.media import MediaFold
+from kvstate.media import MediaIds
 
 _sorted = msgspec.msgpack.Encoder(order="sorted")
 
@@ -25,20 +25,19 @@ def _never() -> float:
 class MediaKnowledge:
     """The knowledge of one router.
 
-    key: at most 64 bytes, the same for routers that share. fold: that of the index. monotonic:
-    returns seconds.
-    digests: makes the items' digests. averages: of their tokens. identities: what they are to
-    engines. learning: learns that.
+    key: at most 64 bytes, the same for routers that share. media_ids: those of the index.
+    monotonic: returns seconds. digests: makes the items' digests. averages: of their tokens.
+    identities: what they are to engines. learning: learns that.
     """
 
     def __init__(
-        self, key: bytes, fold: MediaFold | None = None, monotonic: Callable[[], float] = _never
+        self, key: bytes, media_ids: MediaIds | None = None, monotonic: Callable[[], float] = _never
     ) -> None:
         self.digests = MediaDigests(key)
         self.averages = Averages()
         self.identities = Identities()
         self.learning = MediaLearning(self.identities, monotonic)
-        self._fold = fold or MediaFold(0)
+        self._media_ids = media_ids or MediaIds(0)
 
     def prompt(
         self,
@@ -63,7 +62,7 @@ class MediaKnowledge:
     def filled(self, prompt: MediaPrompt) -> FilledPrompt:
         """Returns a prompt with its items, up to the first that is not known."""
         is_split = self.learning.splits.is_proved(prompt.model)
-        return filled(prompt, self.identities.find, self._fold, is_split=is_split)
+        return filled(prompt, self.identities.find, self._media_ids, is_split=is_split)
 
     def note_usage(
         self, model: str, kinds: Sequence[str], media_tokens: int | None, others: float | None

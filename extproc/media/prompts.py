@@ -7,7 +7,7 @@ import msgspec
 
 from extproc.media.identities import Identity
 from extproc.requests.media import Item
-from kvstate.media import MediaFold
+from kvstate.media import MediaIds
 from kvstate.overlap import Tokens
 
 # More tokens than any engine takes; what is behind them is not keyed.
@@ -58,7 +58,7 @@ class FilledPrompt(msgspec.Struct, frozen=True, gc=False):
 def filled(
     prompt: MediaPrompt,
     find: Callable[[bytes], Identity | None],
-    fold: MediaFold,
+    media_ids: MediaIds,
     *,
     is_split: bool = False,
 ) -> FilledPrompt:
@@ -82,7 +82,7 @@ def filled(
         tokens.extend(identity.tokens)
         if identity.identifier is not None and start + identity.lead < len(tokens):
             at = start + identity.lead
-            tokens[at] = fold.token(identity.identifier, tokens[at])
+            tokens[at] = media_ids.token(identity.identifier, tokens[at])
         if not identity.is_whole:
             known = len(tokens)
             tokens.append(identity.next_token)

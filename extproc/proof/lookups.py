@@ -19,8 +19,8 @@ Time is an argument: seconds of one monotonic clock.
 
 from dataclasses import dataclass
 
+from kvstate.index.owner import WATCHED_PROMPTS
 from kvstate.overlap import Overlap, Prompt, usable_tokens
-from kvstate.owner import WATCHED_PROMPTS
 
 # Events of a request may arrive after its answer; SGLang and TensorRT-LLM store it at its end.
 GRACE_SECONDS = 1.0

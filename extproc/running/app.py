@@ -84,7 +84,7 @@ from extproc.tokenizing.remote_tokenizer import Endpoints, RemoteTokenizer, coun
 from kvstate.errors import DamagedError
 from kvstate.feeds.feed_sources import ZmqSource
 from kvstate.fleet import FollowedWorkers
-from kvstate.index import saved_layout
+from kvstate.index.index import saved_layout
 from kvstate.rows.format import StateHeader
 from kvstate.rows.reader import SavedState, state_in
 from kvstate.rows.writer import StateWriter

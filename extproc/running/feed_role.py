@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from kvstate.errors import DamagedError
 from kvstate.fleet import FollowedWorkers
-from kvstate.index import saved_layout
+from kvstate.index.index import saved_layout
 from kvstate.relay.passing import Passing
 from kvstate.relay.reading import Reading
 from kvstate.relay.records import VERSION, Hello

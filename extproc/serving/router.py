@@ -125,9 +125,9 @@ class Router:
         self.tokens = PromptTokens(tokenizers, config.extproc.deadline_ms / 1000)
         names_sessions = config.policy.session_header == KNOWN
         index, reporter = workers.followed.index, workers.reporter
-        secret = index.fold.secret if reporter is None else reporter.secret
+        secret = index.media_ids.secret if reporter is None else reporter.secret
         self.media = media = MediaKnowledge(
-            secret.to_bytes(8, "little"), index.fold, workers.monotonic
+            secret.to_bytes(8, "little"), index.media_ids, workers.monotonic
         )
         index.listen(media.learning)
         metrics.media_known = media.identities.__len__

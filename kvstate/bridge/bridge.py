@@ -1,10 +1,15 @@
 """The bridge: reads the feed of one engine once, and serves it to any number of subscribers.
 
-Transports and feeds are the router's; `kvstate.bridge.rank` takes the place of the index.
+    mirror.py    what a rank holds, as it was published, so that a new subscriber can begin with it
+    rank.py      one rank: takes the place of the index as its feed's sink, and numbers its batches
+    bridge.py    the streams of subscribers, and the gRPC server around them
 
-A subscription knows neither gRPC nor time: it returns the next message, or None if there is none
-yet. A stream reports every rank without gaps, or ends with a status from the table in
-`kvstate.bridge.rank`.
+Transports and feeds are the router's. The bridge keeps hashes, tokens and extra keys as the engine
+sent them; it computes no key of its own and knows no prompt.
+
+The rule: a stream reports every rank without gaps, or ends with a status from the table in
+`kvstate.bridge.rank`, which tells the subscriber where to begin again. A subscription knows neither
+gRPC nor time: it returns the next message, or None if there is none yet.
 """
 
 import asyncio
@@ -49,8 +54,8 @@ def subscribe(ranks: Sequence[BridgedRank], start: int) -> "Subscription | Ended
     start: the first batch wanted of every rank; 0 for the current state and all later batches.
     """
     for rank in ranks:
-        if rank.standing.fault is not None:
-            return rank.standing.fault
+        if rank.status.fault is not None:
+            return rank.status.fault
     for rank in ranks:
         rank.flush()
         history = rank.history
@@ -79,7 +84,7 @@ class Subscription:
 
     def _fault(self) -> Ended | None:
         faults = [cursor.fault for cursor in self._cursors]
-        faults += [rank.standing.fault for rank in self._ranks]
+        faults += [rank.status.fault for rank in self._ranks]
         return next((fault for fault in faults if fault is not None), None)
 
     def _next_batch(self) -> bytes | None:
@@ -193,7 +198,7 @@ class Bridge:
         """Why it cannot be subscribed to now; None if it can."""
         if self.is_stopped:
             return _STOPPED
-        faults = (rank.standing.fault for rank in self.ranks)
+        faults = (rank.status.fault for rank in self.ranks)
         return next((fault for fault in faults if fault is not None), None)
 
     async def run(self) -> None:
@@ -341,9 +346,9 @@ class _Health:
     async def watch(
         self, _request: bytes, _context: grpc.aio.ServicerContext
     ) -> AsyncIterator[bytes]:
-        told = b""
+        sent = b""
         while not self._bridge.is_stopped:
-            if self._status != told:
-                told = self._status
-                yield told
+            if self._status != sent:
+                sent = self._status
+                yield sent
             await asyncio.sleep(_HEALTH_SECONDS)

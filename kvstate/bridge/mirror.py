@@ -147,26 +147,26 @@ class Mirror:
     def in_order(self) -> list[Copy]:
         """Returns every copy, parents before children."""
         ordered: list[Copy] = []
-        told: set[int] = set()
+        listed: set[int] = set()
         for number, copies in self._blocks.items():
             parent = copies[0].parent
-            if parent is not None and parent in self._blocks and parent not in told:
-                for ancestor in self._line(number, told):
+            if parent is not None and parent in self._blocks and parent not in listed:
+                for ancestor in self._line(number, listed):
                     ordered += self._blocks[ancestor]
-            elif number not in told:
-                told.add(number)
+            elif number not in listed:
+                listed.add(number)
                 ordered += copies
         return ordered
 
-    def _line(self, number: int, told: set[int]) -> Iterator[int]:
+    def _line(self, number: int, listed: set[int]) -> Iterator[int]:
         """Returns a block and its ancestors that are not listed yet, oldest first.
 
         A parent may have been stored again after its children.
         """
         line: list[int] = []
         ancestor: int | None = number
-        while ancestor is not None and ancestor in self._blocks and ancestor not in told:
-            told.add(ancestor)
+        while ancestor is not None and ancestor in self._blocks and ancestor not in listed:
+            listed.add(ancestor)
             line.append(ancestor)
             ancestor = self._blocks[ancestor][0].parent
         return reversed(line)

@@ -35,8 +35,8 @@ from kvstate.events import (
     OtherGroupStored,
 )
 from kvstate.feeds.feed import Feed, FeedState
+from kvstate.index.turnover import Turnover
 from kvstate.steps import Steps
-from kvstate.turnover import Turnover
 from kvstate.wire.extras import ADMISSION_FAULTS, Admission, Groups, missed_of
 from kvstate.wire.grpc_encoding import (
     MAX_ENTRY_BYTES,
@@ -154,7 +154,7 @@ class Ended:
     reason: str
 
 
-class Standing:
+class RankStatus:
     """Whether the bridge's knowledge of a rank is current, by the states of the rank's feed.
 
     A replay after a gap changes nothing: the known state stays true for its number, and the missing
@@ -221,7 +221,7 @@ class BridgedRank:
     ) -> None:
         self.history = history
         self.mirror = mirror
-        self.standing = Standing()
+        self.status = RankStatus()
         self.feed = feed
         self.unknown_before = 0
         self._changed = changed
@@ -290,7 +290,7 @@ class BridgedRank:
     def trust(self, *, trusted: bool) -> None:
         """Updates subscribers' view of the rank from the state of the feed."""
         state = self.feed.state
-        self.standing.note(state, self.feed.reason)
+        self.status.note(state, self.feed.reason)
         if trusted:
             self.unknown_before = 0 if state is FeedState.LIVE else max(1, self._holes)
         self._changed()

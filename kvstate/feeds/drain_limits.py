@@ -8,23 +8,24 @@ from kvstate.feeds.transport import SLICE_SECONDS
 
 @dataclass(frozen=True, slots=True)
 class DrainLimits:
-    """The limits of one worker's drain.
+    """The limits of one worker's drain."""
 
-    poll_seconds: the waits between polls of a server: the shortest while events arrive, longer and
-    longer while none do. retry_seconds: the first and the longest wait before another try.
-    refused_seconds: the wait for an engine without events. connect_seconds: for a connection.
-    answer_seconds: releases up to 1.2 answer only after two seconds without an event, and drained
-    events are lost if the caller no longer waits. slice_seconds: the longest time of decoding
-    without a pause.
-    """
-
+    # The waits between polls of a server: the shortest while events arrive, longer and longer while
+    # none do.
     poll_seconds: tuple[float, float] = (0.05, 0.5)
+    # The first and the longest wait before another try.
     retry_seconds: tuple[float, float] = (0.1, 5.0)
+    # The wait for an engine without events.
     refused_seconds: float = 60.0
+    # The most time for a connection.
     connect_seconds: float = 2.0
+    # The most time for an answer: releases up to 1.2 answer only after two seconds without an
+    # event, and drained events are lost if the caller no longer waits.
     answer_seconds: float = 30.0
     max_answer_bytes: int = 16 * 1024 * 1024
+    # The longest time of decoding without a pause.
     slice_seconds: float = SLICE_SECONDS
+    # Of messages that wait to be read.
     queue: QueueLimits = field(default_factory=QueueLimits)
 
 

@@ -38,7 +38,7 @@ class Sink(Protocol):
 
 
 class Witness(Protocol):
-    """Is told of each effect on the sink when it is complete, or a step before."""
+    """Sees each effect on the sink when it is complete, or a step before."""
 
     def note_restored(self, number: int, stamp: float) -> None:
         """Notes that the sink holds what was saved after this batch."""
@@ -67,7 +67,7 @@ class RequestedReplay(Protocol):
 
 
 class NoWitness:
-    """Is told of nothing that matters."""
+    """Sees nothing that matters."""
 
     def note_restored(self, number: int, stamp: float) -> None:
         """Part of `Witness`."""
@@ -102,7 +102,7 @@ class Effects:
     """The effects of one feed that are not carried out yet.
 
     replay: is started and stopped as the feed requests. allowance: of the worker; None if
-    unlimited. witness: is told of each effect.
+    unlimited. witness: sees each effect.
     """
 
     def __init__(
@@ -211,11 +211,11 @@ class Effects:
         match effect:
             case Batch(body=body):
                 try:
-                    taken = yield from self._sink.applying(body)
+                    result = yield from self._sink.applying(body)
                 except WireError as error:
                     yield from self._missing(error)
                 else:
-                    self._note(taken)
+                    self._note(result)
                     self._witness.note_applied(effect)
             case Forget():
                 self._witness.note_forgotten()
@@ -244,10 +244,10 @@ class Effects:
         self._sink.trust(trusted=trusted)
         self._witness.note_trust(trusted=trusted)
 
-    def _note(self, taken: BatchResult) -> None:
-        self._news.tell_taken(taken)
-        if taken.missed:
+    def _note(self, result: BatchResult) -> None:
+        self._news.count_result(result)
+        if result.missed:
             self._healed = False
-            self._feed.miss(taken.missed)
-        elif taken.healed:
+            self._feed.miss(result.missed)
+        elif result.healed:
             self._healed = True

@@ -438,7 +438,7 @@ class Feed:
     def heal(self) -> None:
         """Forgets earlier holes: nothing of what was missed matters any more.
 
-        Nothing uncertain is left, or the cache was emptied, or replaced (`kvstate.owner.Turnover`).
+        Nothing uncertain is left, or the cache was emptied, or replaced (`kvstate.index.turnover`).
         This raises no credit: in a degraded feed, blocks stored since the hole are certain already.
         """
         self._incomplete = ""

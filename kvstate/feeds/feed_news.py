@@ -111,9 +111,9 @@ class FeedNews:
         if is_logged(count):
             log.warning("%s rank %d: %s (%d so far)", *self.place, error, count)
 
-    def tell_taken(self, taken: BatchResult) -> None:
+    def count_result(self, result: BatchResult) -> None:
         """Counts the skipped events of a batch, and reports the loss of all blocks."""
-        if taken.faults:
-            self.counts.update(taken.faults)
-        if taken.clears:
+        if result.faults:
+            self.counts.update(result.faults)
+        if result.clears:
             self._emptied()

@@ -127,8 +127,8 @@ class RankTransport:
                 await self._room.wait()
         except TimeoutError:
             self._is_stalled = True
-            told = "a feed has not been read for %g s: its batches are dropped"
-            log.warning(told, self._limits.stall_seconds)
+            message = "a feed has not been read for %g s: its batches are dropped"
+            log.warning(message, self._limits.stall_seconds)
 
     def _put(self, signal: Signal, size_bytes: int) -> None:
         self._signals.append((signal, size_bytes))

@@ -5,7 +5,7 @@ never have both in common.
 
 The stamps of the last batches are kept, and a sample of the earlier ones: those whose number is a
 multiple of a stride, which doubles whenever the sample is full. So a publisher that repeats itself
-is told from another one that counts through the same numbers, however long ago that was.
+is distinguished from another one that counts through the same numbers, however long ago that was.
 """
 
 import math

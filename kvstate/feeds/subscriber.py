@@ -58,7 +58,7 @@ class Subscriber:
 
     feed: created with the transport's recovery. emptied, cut: see `FeedNews`. restoring: puts what
     was saved of the rank into the sink, in steps, and returns where its feed was; None if it could
-    not. witness: is told of all effects on the sink. has_begun: set once that is done.
+    not. witness: sees all effects on the sink. has_begun: set once that is done.
     """
 
     def __init__(

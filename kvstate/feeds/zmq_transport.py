@@ -378,7 +378,7 @@ class ZmqTransport:
     async def _keep_connected(self, place: ZmtpAddress) -> None:
         retries = Backoff(*self._limits.reconnect_seconds, self._chance)
         time = asyncio.get_running_loop().time
-        began_at, told, was_ready = time(), "", False
+        began_at, reported, was_ready = time(), "", False
         while True:
             connection = self._connection()
             try:
@@ -394,10 +394,10 @@ class ZmqTransport:
             was_ready = was_ready or connection.was_ready
             if (
                 not was_ready
-                and fault != told
+                and fault != reported
                 and time() - began_at >= self._limits.unreached_seconds
             ):
-                told = fault
+                reported = fault
                 self._tell(fault)
             self._accepted.discard(connection)
             await asyncio.sleep(retries.next_seconds())

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 from kvstate.feeds.turns import Turns
 from kvstate.following.rank_table import RankTable
-from kvstate.index import Index
-from kvstate.owner import Owner
-from kvstate.stores import Stores
+from kvstate.index.index import Index
+from kvstate.index.owner import Owner
+from kvstate.stores.stores import Stores
 
 # How long a block on a doubted medium (`kvstate.overlap`) counts after it was last stored: at least
 # this long, and until the second sweep, about twice as long.

@@ -17,7 +17,7 @@ from kvstate.relay.passing import StorePlace, TakeRank, TakeStore
 from kvstate.relay.records import Beginning, StoreBeginning
 from kvstate.rows.format import SavedOwner, SavedRank, SavedRows, SavedStoreRows
 from kvstate.steps import Steps
-from kvstate.stores import SharedBlocks, Stores
+from kvstate.stores.stores import SharedBlocks, Stores
 
 log = logging.getLogger("kvsteer.feed")
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstate.feeds.subscriber import Subscriber
-from kvstate.owner import Owner
+from kvstate.index.owner import Owner
 from kvstate.relay.relayed import RelayedRank
 from kvstate.relay.taps import Tap
 

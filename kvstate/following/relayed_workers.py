@@ -10,14 +10,14 @@ from kvstate.feeds.transport import FeedTransport
 from kvstate.feeds.turns import Turns
 from kvstate.following.rank_table import FollowedRank, RankTable
 from kvstate.following.subscriptions import Restoring, Subscriptions
-from kvstate.index import Index
-from kvstate.owner import Owner
+from kvstate.index.index import Index
+from kvstate.index.owner import Owner
 from kvstate.relay.reading import Reading
 from kvstate.relay.records import Hello
 from kvstate.relay.relayed import RelayedRank
 from kvstate.rows.format import SavedFeed
 from kvstate.steps import Steps
-from kvstate.stores import Stores
+from kvstate.stores.stores import Stores
 
 log = logging.getLogger("kvsteer.feed")
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from kvstate.feeds.feed import Feed
 from kvstate.feeds.subscriber import SharedByFeeds, Subscriber
 from kvstate.feeds.transport import FeedTransport, RankName
-from kvstate.pools import Pool
-from kvstate.stores import Stores
+from kvstate.stores.pools import Pool
+from kvstate.stores.stores import Stores
 
 log = logging.getLogger("kvsteer.feed")
 

@@ -11,8 +11,8 @@ from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.subscriber import SharedByFeeds, Subscriber
 from kvstate.feeds.transport import FeedTransport, RankName
 from kvstate.following.rank_table import FollowedRank
-from kvstate.index import Index
-from kvstate.owner import Owner
+from kvstate.index.index import Index
+from kvstate.index.owner import Owner
 from kvstate.relay.taps import Taps
 from kvstate.rows.format import SavedFeed, SavedRows
 from kvstate.steps import Steps
@@ -73,7 +73,7 @@ class Subscriptions:
         transports: Sequence[FeedTransport],
         restoring: Sequence[Restoring | None],
     ) -> list[FollowedRank]:
-        """Follows the ranks of one worker, each of which begins as it is told."""
+        """Follows the ranks of one worker. restoring: puts into each what is known of it."""
         now, times = asyncio.get_running_loop().time(), self._shared.times
         allowance = Allowance(now, times.burst_seconds, times.behind_seconds)
         shared = self._shared._replace(allowance=allowance)

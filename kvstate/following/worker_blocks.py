@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from kvstate.following.adapters import AdapterNumbers
 from kvstate.following.rank_table import RankTable
-from kvstate.index import Index
+from kvstate.index.index import Index
 from kvstate.overlap import Overlap, Prompt, Tier, of_any_rank, within
 from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
 

@@ -118,7 +118,7 @@ static uint64_t stored_end(uint64_t end, bool may_repeat) {
     return copies | (end & END_MAY_REPEAT) | (may_repeat ? END_MAY_REPEAT : 0);
 }
 
-/* What a removal leaves; kvstate/core.py has the rules, which are those of blocks. */
+/* What a removal leaves; kvstate/_core.pyi has the rules, which are those of blocks. */
 static uint64_t removed_end(Owner *owner, uint64_t end, uint32_t left) {
     if (left != NOT_TOLD) return left < END_COPIES ? left : END_COPIES;
     if (end & END_IN_DOUBT) index_announce_copies(owner);

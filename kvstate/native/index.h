@@ -204,7 +204,7 @@ IndexResult index_copy(Index *index, uint32_t owner, const PoolName *pool, const
  * model holds under its hash. */
 IndexResult index_lend(Index *index, uint32_t owner, uint32_t lender, const PoolName *pool,
                        const uint64_t *hashes, uint32_t count, uint32_t *lent);
-/* Drops a copy; kvstate/core.py has the rules. left: copies left then, or NOT_TOLD. */
+/* Drops a copy; kvstate/_core.pyi has the rules. left: copies left then, or NOT_TOLD. */
 bool index_remove(Index *index, uint32_t owner, uint32_t medium, int64_t group, uint64_t hash,
                   uint32_t left);
 /* Checks up to this many more slots of doubted media, and forgets blocks last stored before this

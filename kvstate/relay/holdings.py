@@ -3,7 +3,7 @@
 from typing import Generic, NamedTuple, TypeVar
 
 from kvstate.errors import DamagedError
-from kvstate.owner import Owner
+from kvstate.index.owner import Owner
 from kvstate.relay.records import Kind, orphans_in, orphans_payload
 from kvstate.rows.format import SavedOwner
 from kvstate.steps import Steps

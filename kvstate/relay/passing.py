@@ -1,8 +1,18 @@
 """Passes on what is learned here to the other processes of this host, over a Unix socket.
 
+    taps.py       write down what happens to each rank that is followed here
+    passing.py    sends it, and what ranks and stores hold at first
+    records.py    the format of what is sent
+    reading.py    receives it in another process, and repeats it in that one's index
+    relayed.py    one rank there, in the place of a subscriber; relayed_stores.py: the stores
+
 A process that reads says which workers it wants. Each of their ranks is passed on as it is between
-two batches, and from then on all that happens to it (`kvstate.relay.records`). All that happens is
-sent to every process, which skips ranks that it did not want.
+two batches, and from then on all that happens to it. All that happens is sent to every process,
+which skips ranks that it did not want.
+
+The relay knows ranks, stores and effects of feeds; it decides nothing. The rule: whoever repeats
+all records of a rank in order holds what is held here, and trusts it when it is trusted here. A
+stream that breaks off is not continued: its reader trusts nothing, and begins again.
 """
 
 import asyncio
@@ -194,7 +204,7 @@ class _Reader(asyncio.Protocol):
             self.close()
 
     def doubt_stores(self) -> None:
-        """Notes that a worker may have changed stores without this process being told."""
+        """Notes that a worker may have changed stores without this process knowing."""
         self._stores.clear()
 
     def close(self) -> None:
@@ -276,7 +286,7 @@ class _Reader(asyncio.Protocol):
     ) -> Steps[None]:
         """Sends a rank as it is; what happens to the others meanwhile follows it.
 
-        If the rank is not followed any more at the end, this process is told so.
+        If the rank is not followed any more at the end, the process that reads learns that.
         """
         if beginning.shares:
             self.doubt_stores()

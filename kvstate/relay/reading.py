@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvstate.core import SPECIAL, Outcome
 from kvstate.errors import DamagedError
 from kvstate.feeds.turns import Turns
-from kvstate.index import Index
-from kvstate.owner import Owner
+from kvstate.index.core import SPECIAL, Outcome
+from kvstate.index.index import Index
+from kvstate.index.owner import Owner
 from kvstate.relay.records import (
     MARK,
     NO_MARK,
@@ -30,7 +30,7 @@ from kvstate.relay.relayed import RelayedRank
 from kvstate.relay.relayed_stores import RelayedStores
 from kvstate.rows.format import SavedFeed
 from kvstate.steps import Steps
-from kvstate.stores import Stores
+from kvstate.stores.stores import Stores
 
 log = logging.getLogger("kvsteer.feed")
 

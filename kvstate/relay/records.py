@@ -43,7 +43,7 @@ from kvstate.events import (
     OtherGroupStored,
 )
 from kvstate.feeds.feed import FeedState
-from kvstate.orphans import Orphan
+from kvstate.index.orphans import Orphan
 from kvstate.overlap import Tokens
 from kvstate.rows.format import SavedOwner
 
@@ -98,26 +98,31 @@ NO_MARK = Mark(0, -math.inf)
 
 
 class RelayedStatus(msgspec.Struct, frozen=True, array_like=True):
-    """The state of a feed in the process that follows it.
+    """The state of a feed in the process that follows it."""
 
-    trusted: whether its certain blocks count as certain. incomplete, wants_everything: as in
-    `SavedFeed`. lag_seconds, load_at: by the same clock as here. The rest is as in `FeedStatus`.
-    """
-
+    # As in `FeedStatus`.
     state: FeedState
     reason: str
+    # Whether the rank's certain blocks count as certain.
     trusted: bool
+    # As in `FeedStatus`.
     last_sequence: int | None
     gaps: int
     replays: int
     restarts: int
+    # Batches that the feed dropped by their number.
     dropped: int
+    # As in `SavedFeed`.
     incomplete: str
     wants_everything: bool
+    # By the same clock as here.
     lag_seconds: float
+    # As in `FeedStatus`.
     counts: dict[str, int]
+    # The last load report, and when it came, by the same clock as here; None if there was none.
     load: EngineLoad | None
     load_at: float
+    # As in `FeedStatus`.
     unapplied: int
 
 

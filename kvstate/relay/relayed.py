@@ -4,11 +4,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvstate.core import Outcome
 from kvstate.errors import DamagedError, WireError
 from kvstate.events import Body, EngineLoad
 from kvstate.feeds.feed import FeedState, Restoration
-from kvstate.owner import Owner
+from kvstate.index.core import Outcome
+from kvstate.index.owner import Owner
 from kvstate.relay.holdings import Arriving, putting
 from kvstate.relay.records import (
     Beginning,

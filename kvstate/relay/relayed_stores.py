@@ -10,7 +10,7 @@ from kvstate.errors import DamagedError
 from kvstate.relay.holdings import Arriving, putting
 from kvstate.relay.records import Kind, Record, StoreBeginning, store_beginning_in
 from kvstate.steps import Steps
-from kvstate.stores import Stores
+from kvstate.stores.stores import Stores
 
 log = logging.getLogger("kvsteer.feed")
 

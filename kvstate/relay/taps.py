@@ -11,9 +11,9 @@ from typing import Protocol
 
 import msgspec
 
-from kvstate.core import Core
 from kvstate.events import Batch, EngineLoad
 from kvstate.feeds.feed import FeedState
+from kvstate.index.core import Core
 from kvstate.relay.records import NO_MARK, Kind, Mark, RelayedStatus, encoded, typed_payload
 
 

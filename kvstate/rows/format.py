@@ -8,8 +8,8 @@ the same rows and the same `SavedOwner`. The first three have them in sections
 (`kvstate.relay.records`), between those of live batches, and with orphans.
 
 No tokens are saved, so no text of a prompt: of each block its engine hash, its key and its copies
-(`kvstate.core.Core.saved_rows`), and the ends of other attention groups by hash. Orphans, which
-would need their tokens, are in records only.
+(`saved_rows` in `kvstate/_core.pyi`), and the ends of other attention groups by hash. Orphans,
+which would need their tokens, are in records only.
 """
 
 from math import isfinite
@@ -26,8 +26,8 @@ MAX_REASON = 500
 class StateHeader(msgspec.Struct, frozen=True, array_like=True):
     """Who wrote a state file.
 
-    layout: whose rows it has (`kvstate.index.saved_layout`). release: the router's. written_at:
-    seconds since the epoch. secret: 64 random bits, from which block keys are computed.
+    layout: whose rows it has (`kvstate.index.index.saved_layout`). release: the router's.
+    written_at: seconds since the epoch. secret: 64 random bits, from which block keys are computed.
     """
 
     layout: str
@@ -70,8 +70,9 @@ class SavedFeed(msgspec.Struct, frozen=True, array_like=True):
 class SavedOwner(msgspec.Struct, frozen=True, array_like=True):
     """What an owner knew besides its blocks.
 
-    learned: see `kvstate.core.Core.saved_learned`. blocks: how many hashes its rows have. numbered:
-    adapters that its events name by number only. has_bigrams: whether its model stores bigrams.
+    learned: see `saved_learned` in `kvstate/_core.pyi`. blocks: how many hashes its rows have.
+    numbered: adapters that its events name by number only. has_bigrams: whether its model stores
+    bigrams.
     """
 
     learned: bytes
@@ -105,20 +106,20 @@ class SavedRank(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SavedStore(msgspec.Struct, frozen=True, array_like=True):
-    """The blocks that a store has of one model, without their rows.
+    """The blocks that a store has of one model, without their rows."""
 
-    workers, media, max_age_seconds: how the store was configured (`kvstate.stores.StoreRules`).
-    publishers: the workers whose events may have changed it. swept_at: when its last age began, in
-    seconds since the epoch.
-    """
-
+    # Its configured name.
     store: str
     model: str
+    # How the store was configured (`kvstate.stores.stores.StoreRules`).
     workers: tuple[str, ...] | None
     media: tuple[str, ...]
     max_age_seconds: float
+    # The workers whose events may have changed it.
     publishers: tuple[str, ...]
+    # When its last age began, in seconds since the epoch.
     swept_at: float
+    # What its owner knew besides its blocks.
     owner: SavedOwner
 
     @property

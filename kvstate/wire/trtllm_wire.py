@@ -139,7 +139,7 @@ class StoredData(msgspec.Struct):
     parent_hash: int | None = None
 
 
-def fold(number: int) -> BlockHash:
+def unsigned(number: int) -> BlockHash:
     """Returns a hash as unsigned 64 bits."""
     return number & 0xFFFF_FFFF_FFFF_FFFF
 
@@ -201,8 +201,8 @@ def _chain(
     if parent is None and isinstance(salt, str):
         extras = with_root(extras, None, salt, len(blocks))
     return BlocksStored(
-        hashes=[fold(block.block_hash) for block in blocks],
-        parent=None if parent is None else fold(parent),
+        hashes=[unsigned(block.block_hash) for block in blocks],
+        parent=None if parent is None else unsigned(parent),
         tokens=_tokens(blocks),
         block_size=len(blocks[0].tokens),
         lora=lora if isinstance(lora, int) else None,
@@ -356,7 +356,7 @@ class RankDecoder:
     def _removed(self, removed: _RemovedData, window: int | None) -> list[Event]:
         hashes: dict[str, list[BlockHash]] = {}
         for number in removed.block_hashes:
-            block = fold(number)
+            block = unsigned(number)
             medium = self._other_media.pop((window, block), DEFAULT_MEDIUM)
             hashes.setdefault(medium, []).append(block)
         return [BlocksRemoved(blocks, medium, window) for medium, blocks in hashes.items()]
@@ -364,7 +364,7 @@ class RankDecoder:
     def _moved(self, updated: _UpdatedData, window: int | None) -> list[Event]:
         if updated.cache_level is None:
             return []  # only the priority changed
-        block = fold(updated.block_hash)
+        block = unsigned(updated.block_hash)
         old = self._other_media.get((window, block), DEFAULT_MEDIUM)
         new = medium_of(updated.cache_level.new_value)
         if new == old:

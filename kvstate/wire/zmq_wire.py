@@ -1,4 +1,11 @@
-"""Decodes the ZMQ feeds of vLLM (0.9 to 0.32), SGLang (0.4.10 to 0.5.23) and TensorRT-LLM.
+"""Decodes the ZMQ feeds of vLLM, SGLang and TensorRT-LLM; docs/compatibility.md has the releases.
+
+All of `kvstate.wire` is pure: bytes in, events (`kvstate.events`) out. It knows layouts and no
+state, except for what an engine's stream has said of its attention groups before (`Groups`).
+Everything is hostile until it is parsed, so the rule is: whatever an engine can send is bounded in
+bytes, events and blocks; a bad event is left out and named among the faults, and `missed_of` says
+whether that is a hole; only what is no batch at all raises WireError. Long messages are decoded in
+steps.
 
 A message is [topic, sequence number, payload]; the number is 8 bytes big-endian, and
 `vllm.distributed.kv_events.ZmqEventPublisher` has the layout. A payload is msgpack, a batch

@@ -27,7 +27,7 @@ DAMAGES = {
 THOUSAND = f"""
 import pathlib, random, time
 from extproc.running.state_file import read
-from kvstate.index import saved_layout
+from kvstate.index.index import saved_layout
 data, chances = pathlib.Path({FILE!r}).read_bytes(), random.Random(37)
 copy, used = pathlib.Path({FILE!r} + '.copy'), 0
 for number in range(1000):

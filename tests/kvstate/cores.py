@@ -1,9 +1,9 @@
 """Empty indexes and cores, with a secret that stays the same."""
 
-from kvstate.core import Core
-from kvstate.index import Index
+from kvstate.index.core import Core
+from kvstate.index.index import Index
+from kvstate.index.owner import IndexLimits
 from kvstate.overlap import Overlap
-from kvstate.owner import IndexLimits
 
 SECRET = 12345678
 

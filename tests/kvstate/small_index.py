@@ -1,9 +1,9 @@
 """An index of one trusted rank of worker w and model m, with its events and prompts."""
 
 from kvstate.events import BlockHash, BlocksStored
-from kvstate.index import Index
+from kvstate.index.index import Index
+from kvstate.index.owner import IndexLimits, Owner
 from kvstate.overlap import Extra, Overlap, Prompt, Tokens
-from kvstate.owner import IndexLimits, Owner
 from tests.kvstate.cores import new_index
 
 

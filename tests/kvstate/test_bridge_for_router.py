@@ -11,7 +11,7 @@ from kvstate.feeds.replays import ReplaySlots
 from kvstate.feeds.subscriber import SharedByFeeds, Subscriber
 from kvstate.feeds.transport import Connected, Disconnected, RankName
 from kvstate.feeds.turns import Turns
-from kvstate.index import Index
+from kvstate.index.index import Index
 from tests.kvstate.bridging import Engine, engine
 from tests.kvstate.publishing import block, chain
 from tests.waiting import until

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstate.events import BlocksRemoved, BlocksStored, Event
-from kvstate.index import Index
+from kvstate.index.index import Index
 from kvstate.overlap import Overlap, Prompt, Tokens
 from kvstate.steps import finished
 from kvstate.wire.zmq_wire import decode_batch

@@ -8,9 +8,9 @@ from kvstate.events import (
     BlocksStored,
     OtherGroupStored,
 )
-from kvstate.orphans import ORPHAN_OVERHEAD_BYTES
+from kvstate.index.orphans import ORPHAN_OVERHEAD_BYTES
+from kvstate.index.owner import BYTES_PER_BLOCK, IndexLimits
 from kvstate.overlap import Overlap, Tokens
-from kvstate.owner import BYTES_PER_BLOCK, IndexLimits
 from tests.kvstate.small_index import an_index, prompt, stored, tiers
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvstate.events import BlockHash
-from kvstate.index import Index
+from kvstate.index.index import Index
 from kvstate.overlap import Prompt, Tokens
 from kvstate.reuse import ReuseRules
 from kvstate.steps import finished

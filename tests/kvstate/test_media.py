@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstate.events import BlocksStored
-from kvstate.index import Index
+from kvstate.index.index import Index
 from kvstate.media import (
     FIRST_PAD,
     TURNS,
     ItemStart,
-    MediaFold,
+    MediaIds,
     beginnings,
     goes_on,
     has_media,
@@ -50,12 +50,15 @@ def test_other_keys_name_no_item(key: object) -> None:
 
 
 def test_fold_puts_an_item_into_the_ids_and_leaves_other_keys() -> None:
-    fold = MediaFold(1)
-    folded = fold.folded(ITEM)
-    assert folded.tokens == array("I", [1, 2, fold.token("cat", 9), *IDS[3:]])
+    media_ids = MediaIds(1)
+    folded = media_ids.with_items(ITEM)
+    assert folded.tokens == array("I", [1, 2, media_ids.token("cat", 9), *IDS[3:]])
     assert folded.extras == [("red",), ()]
-    assert fold.folded(stored((), (["cat", -2],))).extras is None
-    assert len({fold.token("cat", 9), fold.token("dog", 9), MediaFold(2).token("cat", 9)}) == 3
+    assert media_ids.with_items(stored((), (["cat", -2],))).extras is None
+    assert (
+        len({media_ids.token("cat", 9), media_ids.token("dog", 9), MediaIds(2).token("cat", 9)})
+        == 3
+    )
 
 
 def test_padded_ids_begin_where_they_change() -> None:
@@ -71,9 +74,9 @@ def test_index_finds_an_item_by_the_ids_alone() -> None:
     index.apply(owner, [ITEM])
     tokens = array("I", [*IDS, 0])
     assert not index.overlaps(Prompt("tiny", tokens, salt="red"))
-    tokens[2] = index.fold.token("cat", 9)
+    tokens[2] = index.media_ids.token("cat", 9)
     assert index.overlaps(Prompt("tiny", tokens, salt="red"))["w"].certain_tokens == 8
-    tokens[2] = index.fold.token("dog", 9)
+    tokens[2] = index.media_ids.token("dog", 9)
     assert not index.overlaps(Prompt("tiny", tokens, salt="red"))
 
 
@@ -125,11 +128,11 @@ def test_overlap_within_some_tokens_keeps_the_nearest_tiers_certain() -> None:
 
 
 def test_fold_leaves_items_that_began_before_or_have_no_name() -> None:
-    fold = MediaFold(1)
-    assert fold.folded(stored((["cat", -1],), (["cat", -5],))).tokens == IDS
+    media_ids = MediaIds(1)
+    assert media_ids.with_items(stored((["cat", -1],), (["cat", -5],))).tokens == IDS
     pads = array("I", [1, 2, *[FIRST_PAD + 5] * 6])
     event = BlocksStored([1, 2], None, pads, SIZE)
-    assert fold.folded(event).tokens == pads
+    assert media_ids.with_items(event).tokens == pads
 
 
 def wide(number: int, turn: int = 0) -> int:

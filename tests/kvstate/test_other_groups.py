@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from kvstate.events import OtherGroupStored
-from kvstate.index import Index
+from kvstate.index.index import Index
+from kvstate.index.owner import BYTES_PER_BLOCK, IndexLimits, Owner
 from kvstate.overlap import Overlap
-from kvstate.owner import BYTES_PER_BLOCK, IndexLimits, Owner
 from kvstate.reuse import ReuseRules
 from kvstate.steps import finished
 from tests.kvstate.small_index import an_index, prompt

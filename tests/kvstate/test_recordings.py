@@ -14,7 +14,7 @@ from kvstate.events import (
     Event,
     OtherGroupStored,
 )
-from kvstate.index import Index
+from kvstate.index.index import Index
 from kvstate.overlap import Prompt
 from kvstate.wire.zmq_wire import decode_batch, ends_replay, parse_frames
 from tests.kvstate.recordings import (

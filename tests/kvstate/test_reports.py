@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvstate.events import BlockHash, BlocksRemoved, BlocksStored, Event
-from kvstate.index import Index
+from kvstate.index.index import Index
 from kvstate.overlap import Prompt, Tokens
 from tests.kvstate.test_copies import Rule, removed_twice
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstate.errors import WireError
-from kvstate.index import Index
+from kvstate.index.index import Index
+from kvstate.index.owner import Owner
 from kvstate.overlap import Prompt, Tokens
-from kvstate.owner import Owner
 from kvstate.steps import Steps, finished
 from kvstate.wire.zmq_wire import (
     MAX_BLOCKS,

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstate.core import WATCHES, Core
 from kvstate.events import BlocksRemoved
+from kvstate.index.core import WATCHES, Core
+from kvstate.index.owner import WATCHED_PROMPTS
 from kvstate.overlap import Tokens
-from kvstate.owner import WATCHED_PROMPTS
 from tests.kvstate.cores import new_core
+from tests.kvstate.index.test_index import bigrams
 from tests.kvstate.small_index import an_index, prompt, stored
-from tests.kvstate.test_index import bigrams
 
 
 def test_prompt_was_stored_even_if_it_is_gone_again() -> None:

@@ -14,8 +14,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, repeat
 
-from kvstate.core import BYTES_PER_TOKEN, BlockPool, OwnerStatus, StoreResult
 from kvstate.events import BlockHash
+from kvstate.index.core import BYTES_PER_TOKEN, BlockPool, OwnerStatus, StoreResult
 from kvstate.overlap import Overlap, Tier, Tokens, tier_of
 from kvstate.wire.extras import Admission, Groups
 from tests.oracles.media import ORDER_OF_MEDIUM, REMOVING_MEDIA
@@ -290,7 +290,7 @@ class Segment:
             self.table.pop(key, None)
 
 
-# The work of a block here, in the units of `kvstate.core.WORK`.
+# The work of a block here, in the units of `kvstate.index.core.WORK`.
 _WORK_PER_BLOCK = 32
 
 
@@ -737,7 +737,7 @@ def _hold(
 def _remove(
     owner: _Owner, segment: Segment, pool: BlockPool, block: BlockHash, left: int | None
 ) -> None:
-    """Drops a copy of a block; left: see `kvstate.core.Core.remove`."""
+    """Drops a copy of a block; left: see `Core.remove`."""
     if left is None and segment.mark(pool, block) == owner.mark:
         owner.copies_announced = True  # removed twice, without a store between
     copies = segment.copies(pool, block) - 1 if left is None else left
@@ -804,7 +804,7 @@ def _held_of(overlap: Overlap) -> int:
 def _cut(
     owner: _Owner, overlap: Overlap, runs: Sequence[tuple[int, int]], keys: Sequence[int]
 ) -> Overlap:
-    """Cuts an owner's overlap to what its engine can reuse; see `kvstate.core.Core.overlaps`."""
+    """Cuts an owner's overlap to what its engine can reuse; see `Core.overlaps`."""
     held, ends = len(keys), owner.ends
     limit = max(0, held - owner.last_drop)
     if ends is None:

@@ -43,7 +43,7 @@ class End:
             self.may_repeat |= may_repeat
 
     def remove(self, left: int | None, *, copies_announced: bool) -> None:
-        """Drops a copy; `kvstate.core.Core.remove` has the rules."""
+        """Drops a copy; `Core.remove` has the rules."""
         if left is not None:
             self.copies, self.may_repeat, self.in_doubt = min(left, MAX_COPIES), False, False
         elif self.copies <= 1:

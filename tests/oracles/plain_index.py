@@ -2,10 +2,10 @@
 
 from typing import cast
 
-from kvstate.core import Core
-from kvstate.index import Index
+from kvstate.index.core import Core
+from kvstate.index.index import Index
+from kvstate.index.owner import IndexLimits
 from kvstate.overlap import Overlap
-from kvstate.owner import IndexLimits
 from tests.oracles.plain_core import PlainCore
 
 

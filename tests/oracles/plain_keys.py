@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 import xxhash
 
-from kvstate.core import BYTES_PER_TOKEN
+from kvstate.index.core import BYTES_PER_TOKEN
 from kvstate.overlap import Tokens
 
 

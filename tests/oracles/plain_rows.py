@@ -1,4 +1,4 @@
-"""What the plain core saves of an owner, as msgpack: `kvstate.core.Core` describes the methods.
+"""What the plain core saves of an owner, as msgpack: `kvstate/_core.pyi` has the methods.
 
 Another release may change the layout of these bytes, or how keys are computed; then it changes
 `LAYOUT`, since what was saved with another one is of no use.
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvstate.core import BlockPool
 from kvstate.events import BlockHash
+from kvstate.index.core import BlockPool
 from kvstate.undecodable import UNDECODABLE
 from kvstate.wire.extras import MAX_GROUP, MAX_GROUPS
 from tests.oracles.media import ORDER_OF_MEDIUM

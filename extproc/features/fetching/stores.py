@@ -6,7 +6,7 @@ from extproc.config.sections import StoreSettings
 from extproc.features.fetching.offers import StoredPrefix
 from extproc.routing.inputs.query import Query
 from kvstate.overlap import Prompt
-from kvstate.stores import StoredTokens, StoreRules
+from kvstate.stores.stores import StoredTokens, StoreRules
 
 
 def store_rules(stores: Sequence[StoreSettings]) -> list[StoreRules]:

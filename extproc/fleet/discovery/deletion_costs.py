@@ -37,11 +37,11 @@ def cost_of(tokens: int) -> int:
     return round(POINTS * log2(1 + tokens))
 
 
-def due_costs(saved: Iterable[tuple[str, int]], told: Mapping[str, int]) -> dict[str, int]:
+def due_costs(saved: Iterable[tuple[str, int]], written: Mapping[str, int]) -> dict[str, int]:
     """Returns the costs that have to be written, by the pod's name.
 
-    saved: a pod and the tokens that a worker in it saved; a pod may have several. told: the costs
-    that were written last.
+    saved: a pod and the tokens that a worker in it saved; a pod may have several. written: the
+    costs that were written last.
     """
     tokens: dict[str, int] = {}
     for pod, count in saved:
@@ -50,7 +50,7 @@ def due_costs(saved: Iterable[tuple[str, int]], told: Mapping[str, int]) -> dict
     return {
         pod: cost
         for pod, cost in costs.items()
-        if pod not in told or abs(cost - told[pod]) >= LEAST_CHANGE
+        if pod not in written or abs(cost - written[pod]) >= LEAST_CHANGE
     }
 
 
@@ -70,7 +70,7 @@ class DeletionCosts:
         self._saved = saved
         self._interval_seconds = interval_seconds
         self._access = ApiAccess(options.kubeconfig)
-        self._told: dict[str, int] = {}
+        self._written: dict[str, int] = {}
         self._is_failing = False
 
     async def run(self) -> None:
@@ -91,7 +91,7 @@ class DeletionCosts:
         from kubernetes_asyncio import client
 
         saved = list(self._saved())
-        due = due_costs(saved, self._told)
+        due = due_costs(saved, self._written)
         if not due:
             return
         configuration = await self._access.reach()
@@ -113,9 +113,9 @@ class DeletionCosts:
                 response.close()
                 if response.status != _OK:
                     raise DiscoveryError(f"pod {pod}: status {response.status}")
-                self._told[pod] = cost
+                self._written[pod] = cost
         current = {pod for pod, _ in saved}
-        self._told = {pod: cost for pod, cost in self._told.items() if pod in current}
+        self._written = {pod: cost for pod, cost in self._written.items() if pod in current}
         self._is_failing = False
 
     def _fail(self, reason: str) -> None:

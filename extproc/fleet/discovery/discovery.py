@@ -1,4 +1,20 @@
-"""Follows all discovery sources, keeps the last good view of each, and applies the merged fleet."""
+"""Follows all discovery sources, keeps the last good view of each, and applies the merged fleet.
+
+    view.py                       what a source reports, and the fleet that is merged from all
+    sources.py                    the configured sources, and the file of workers
+    dns_names.py                  the addresses of a name
+    kubernetes.py, list_watch.py  pods of a cluster: what is followed there, and the copy of it
+    pods.py                       turns pods into workers, without sockets
+    api_access.py                 credentials for the API server
+    deletion_costs.py             writes there which pod is missed least
+
+It knows names, addresses and labels. It asks no worker anything and knows no record of one: the
+fleet takes a list of members (`Workers.replace`) and compares it with its own.
+
+The rule: a source reports its whole view or a fault, never a difference. What a view no longer
+lists is gone; a source that fails takes no worker away, since its last good view stays. A source
+that ends, however it ends, is begun again.
+"""
 
 import asyncio
 import functools
@@ -111,7 +127,7 @@ class Discovery:
         while True:
             try:
                 await source.run(report)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+            except Exception as error:  # noqa: BLE001 - any fault of a source is shown
                 self._note(source.name, seen, f"ended with {type(error).__name__}", error)
             await asyncio.sleep(self._begin_again_seconds)
 

@@ -48,37 +48,34 @@ AT_ONCE = 20
 
 @dataclass(frozen=True, slots=True)
 class WatchLimits:
-    """How long lists and watches take, and how much they bring.
+    """How long lists and watches take, and how much they bring."""
 
-    max_things, max_pages: of the copy, and of a list. max_line_bytes, max_page_bytes: of an event,
-    and of a page; etcd keeps no object above 1.5 MiB by default, and a page of ordinary pods is a
-    few megabytes.
-
-    watch_seconds: after which the server ends a watch; it counts as hung after patience_seconds
-    more. A longer watch would be silent for up to a minute between bookmarks, and a hung server
-    would be noticed only then. A bookmark precedes the end, so that the next watch begins at a
-    recent version. quiet_seconds: if the version is gone, the server says so at once: a watch that
-    is quiet for this long shows that the copy is current. connect_seconds, list_seconds,
-    list_silence_seconds: for a connection, a list, and between two pieces of it.
-
-    wait_seconds: the first and the longest pause while the server does not answer or refuses. They
-    stay short, since only the next try shows that it is back. list_helps_seconds,
-    last_list_wait_seconds: a list costs the server far more than a watch; after one that did not
-    help, because its version was gone within the first time or it was too long, the pauses grow up
-    to the second.
-    """
-
+    # The most objects in the copy.
     max_things: int = 10_000
+    # The most pages of a list.
     max_pages: int = 200
+    # The most bytes of an event, and of a page: etcd keeps no object above 1.5 MiB by default, and
+    # a page of ordinary pods is a few megabytes.
     max_line_bytes: int = 4 * 1024 * 1024
     max_page_bytes: int = 32 * 1024 * 1024
+    # After which the server ends a watch. A longer watch would be silent for up to a minute between
+    # bookmarks, and a hung server would be noticed only then. A bookmark precedes the end, so that
+    # the next watch begins at a recent version.
     watch_seconds: int = 10
+    # A watch that lasts so much longer counts as hung.
     patience_seconds: float = 5.0
+    # If the version is gone, the server says so at once: a watch that is quiet for this long shows
+    # that the copy is current.
     quiet_seconds: float = 1.0
+    # The most time for a connection, for a list, and between two pieces of a list.
     connect_seconds: float = 5.0
     list_seconds: float = 60.0
     list_silence_seconds: float = 15.0
+    # The first and the longest pause while the server does not answer or refuses. They stay short,
+    # since only the next try shows that it is back.
     wait_seconds: tuple[float, float] = (0.5, 4.0)
+    # A list costs the server far more than a watch. After one that did not help, because its
+    # version was gone within the first time or it was too long, the pauses grow up to the second.
     list_helps_seconds: float = 10.0
     last_list_wait_seconds: float = 30.0
 

@@ -18,7 +18,7 @@ from extproc.fleet.feeds.rank_pins import RankPins
 from extproc.fleet.feeds.reported_sources import SourcePlaces, permitted, places
 from extproc.fleet.feeds.reuse import Reuse
 from extproc.fleet.records.shared import SharedByFleet
-from extproc.fleet.records.worker import FeedPlan, Following, Place, Worker
+from extproc.fleet.records.worker import FeedPlan, Place, PlannedFeed, Worker
 from kvstate.errors import printable
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_news import UNSEQUENCED
@@ -119,8 +119,8 @@ class Feeds:
 
     def reason(self, worker: Worker) -> str:
         """Returns why a worker has no feed, "" if it has one."""
-        if worker.following.reason:
-            return worker.following.reason
+        if worker.feed.reason:
+            return worker.feed.reason
         if not self.enabled:
             return "events are switched off"
         if worker.upstream is None:
@@ -141,7 +141,7 @@ class Feeds:
         workers = list(self._table)
         changed = [
             *self._removed_workers,
-            *(one for one in workers if one.following.plan != self._target(one)),
+            *(one for one in workers if one.feed.plan != self._target(one)),
         ]
         self._removed_workers.clear()
         for at in range(0, len(changed), AT_ONCE):
@@ -149,29 +149,29 @@ class Feeds:
         begun = 0
         for worker in workers:
             target = self._target(worker)
-            if target is None or worker.following.plan is not None:
+            if target is None or worker.feed.plan is not None:
                 continue
             begun += 1
             if begun % AT_ONCE == 0:
                 await asyncio.sleep(0)
             if not self._table.has(worker):
                 continue  # it was removed meanwhile
-            worker.following.plan = target
+            worker.feed.plan = target
             try:
                 self._begin(worker, target)
             except StartError as error:  # the router is already running, and continues
                 log.error("worker %s: %s", worker.name, error)
-                worker.following.reason = str(error)
+                worker.feed.reason = str(error)
             except Exception as error:  # a feed that cannot be opened must not prevent others
                 log.exception("worker %s: its feed cannot be followed", worker.name)
-                worker.following.reason = f"its feed cannot be followed: {type(error).__name__}"
+                worker.feed.reason = f"its feed cannot be followed: {type(error).__name__}"
         self._pins.note_change()
 
     def _begin(self, worker: Worker, one: FeedPlan) -> None:
         if isinstance(one.events, WorkerEvents):
             source = configured(one.events)
             if isinstance(source, tuple):
-                worker.following.places = places(source)
+                worker.feed.places = places(source)
             self._open(worker, one, source)
             return
 
@@ -183,8 +183,8 @@ class Feeds:
 
     async def _unfollow(self, worker: Worker) -> None:
         worker.stop_asking(self._question.name)
-        if worker.following.plan is not None:
-            worker.following = Following()
+        if worker.feed.plan is not None:
+            worker.feed = PlannedFeed()
             await self._fleet.remove(worker.name)
 
     def _open(self, worker: Worker, one: FeedPlan, source: FeedSource) -> None:
@@ -203,36 +203,36 @@ class Feeds:
             await self._take(worker, one, answer)
         except Exception as error:  # a bad answer must not end the asking
             log.exception("worker %s: events: auto: its feed cannot be followed", name)
-            worker.following.reason = f"its feed cannot be followed: {type(error).__name__}"
+            worker.feed.reason = f"its feed cannot be followed: {type(error).__name__}"
         is_well = self._fleet.feeds.state(name) in (FeedState.LIVE, FeedState.DEGRADED)
         times = self._times
         return times.feed_seldom_seconds if is_well else times.feed_soon_seconds
 
     async def _take(self, worker: Worker, one: FeedPlan, answer: SourcePlaces | str) -> None:
         """Follows the feed that a worker reported; keeps the old one while it does not answer."""
-        name, following = worker.name, worker.following
-        if isinstance(answer, SourcePlaces) and answer.sources != following.sources:
+        name, feed = worker.name, worker.feed
+        if isinstance(answer, SourcePlaces) and answer.sources != feed.sources:
             owner = self._owner_of(answer.places, worker)
             answer = f"its feed is that of worker {owner}" if owner else answer
         if isinstance(answer, str):
             answer = printable(answer)
-            if following.sources is None and following.reason != answer:
-                following.reason = answer
+            if feed.sources is None and feed.reason != answer:
+                feed.reason = answer
                 log.warning("worker %s: events: auto: %s", name, answer)
             return
-        if answer.sources == following.sources:
+        if answer.sources == feed.sources:
             return
-        following.sources = None  # nothing is followed if the new one cannot be opened
-        following.places = answer.places
+        feed.sources = None  # nothing is followed if the new one cannot be opened
+        feed.places = answer.places
         await self._fleet.remove(name)
         self._open(worker, one, answer.sources)
-        following.sources = answer.sources
-        following.reason = ""
+        feed.sources = answer.sources
+        feed.reason = ""
         self._pins.note_change()
 
     def _owner_of(self, taken: frozenset[Place], worker: Worker) -> str:
         """Returns another worker that already has one of these places, "" if none has."""
-        others = (one for one in self._table if one is not worker and one.following.places & taken)
+        others = (one for one in self._table if one is not worker and one.feed.places & taken)
         return next((one.name for one in others), "")
 
 

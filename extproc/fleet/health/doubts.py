@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 
-from extproc.fleet.asking.hearing import heard
 from extproc.fleet.asking.polling import Client, PeriodicCheck, Polling
+from extproc.fleet.asking.time_limits import answered_within
 from extproc.fleet.records.table import Table
 from extproc.fleet.records.worker import Worker
 from extproc.routing.health.evidence import Judge
@@ -107,7 +107,9 @@ async def _fault(client: Client, endpoint: str) -> str:
     It is alive if it answers anything but a server error, even if that is not HTTP.
     """
     try:
-        status, _ = await heard(client.get(endpoint, "/health", _MOST_SECONDS), ANSWER_SECONDS)
+        status, _ = await answered_within(
+            client.get(endpoint, "/health", _MOST_SECONDS), ANSWER_SECONDS
+        )
     except TimeoutError:
         return SILENT
     except aiohttp.ClientConnectorError as error:

@@ -30,9 +30,9 @@ _OK = 200
 class Sleeping:
     """Keeps which workers sleep.
 
-    batches: returns how many batches a worker's feed has sent so far, by its name. changed: is told
-    of a worker whose credit may become certain again, or may no longer be. monotonic: the clock of
-    the loads.
+    batches: returns how many batches a worker's feed has sent so far, by its name. changed: is
+    called with a worker whose credit may become certain again, or may no longer be. monotonic: the
+    clock of the loads.
     """
 
     def __init__(

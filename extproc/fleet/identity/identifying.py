@@ -103,7 +103,7 @@ class Identifying:
     def ask_now(self, worker: Worker) -> None:
         """Asks a worker at once: it may have been restarted, or moved."""
         self._note(worker)
-        retries = worker.questioned_engine.retries
+        retries = worker.engine_questions.retries
         if retries is not None:
             retries.reset()
         poll = worker.polls.get(self.question.name)
@@ -113,7 +113,7 @@ class Identifying:
     async def ask(self, client: Client, worker: Worker) -> float:
         """Asks a worker once; returns the seconds until it is asked again."""
         least = self._times.engine_least_seconds
-        asked, now, endpoint = worker.questioned_engine, self._monotonic(), worker.endpoint
+        asked, now, endpoint = worker.engine_questions, self._monotonic(), worker.endpoint
         if now - asked.at < least:
             return least - (now - asked.at)
         asked.at = now
@@ -121,14 +121,14 @@ class Identifying:
             asked.retries = Backoff(*self._times.engine_retry_seconds, self._chance)
         try:
             async with asyncio.timeout(ALL_SECONDS):
-                told = await ask_engine(client, endpoint)
+                answer = await ask_engine(client, endpoint)
         except FAILURES as error:
             self._take_silence(worker, in_words(error))
             return max(least, asked.retries.next_seconds())
         if self._table.has(worker) and worker.endpoint == endpoint:
-            worker.identify(_kept(worker.engine_answer, told))
+            worker.identify(_kept(worker.engine_answer, answer))
             self._note(worker)
-        if told.engine is None:
+        if answer.engine is None:
             return max(least, asked.retries.next_seconds())
         asked.retries.reset()
         return self._times.engine_again_seconds * (0.9 + 0.2 * self._chance())
@@ -142,16 +142,16 @@ class Identifying:
         """Asks the workers again that are no longer ejected."""
         for worker in self._table:
             is_down = worker.upstream is not None and worker.upstream.is_down
-            if worker.questioned_engine.was_down and not is_down:
+            if worker.engine_questions.was_down and not is_down:
                 self.ask_now(worker)
-            worker.questioned_engine.was_down = is_down
+            worker.engine_questions.was_down = is_down
 
     def _note(self, worker: Worker) -> None:
         """Logs what has changed, and tells it to those who watch."""
-        now, before = worker.identity, worker.questioned_engine.noted
+        now, before = worker.identity, worker.engine_questions.noted
         if now == before:
             return
-        worker.questioned_engine.noted = now
+        worker.engine_questions.noted = now
         _log(worker.name, now, before)
         was = EngineRecord(None, "", "", None) if before is None else before
         if (now.engine, now.arguments, now.drafts) != (was.engine, was.arguments, was.drafts):
@@ -208,22 +208,22 @@ def _engine_answer(engine: Engine, answer: bytes, path: str) -> EngineAnswer:
     )
 
 
-def _kept(before: EngineAnswer, told: EngineAnswer) -> EngineAnswer:
+def _kept(before: EngineAnswer, answer: EngineAnswer) -> EngineAnswer:
     """Returns what a worker said, with what it said before of what it does not say now."""
-    return told._replace(
-        drafts=before.drafts if told.drafts is None else told.drafts,
-        caches=before.caches if told.caches is None else told.caches,
-        block_size=before.block_size if told.block_size is None else told.block_size,
-        cache_tokens=before.cache_tokens if told.cache_tokens is None else told.cache_tokens,
+    return answer._replace(
+        drafts=before.drafts if answer.drafts is None else answer.drafts,
+        caches=before.caches if answer.caches is None else answer.caches,
+        block_size=before.block_size if answer.block_size is None else answer.block_size,
+        cache_tokens=before.cache_tokens if answer.cache_tokens is None else answer.cache_tokens,
     )
 
 
-def _with_metrics(told: EngineAnswer, metrics: bytes) -> EngineAnswer:
+def _with_metrics(answer: EngineAnswer, metrics: bytes) -> EngineAnswer:
     """Returns what a worker said, and what vLLM's metrics say; b"" if there are none."""
     if not metrics:
-        return told
+        return answer
     cache = cache_of_metrics(metrics)
-    return told._replace(
+    return answer._replace(
         drafts=drafts_in_metrics(metrics),
         caches=cache.is_on,
         block_size=cache.block_size,

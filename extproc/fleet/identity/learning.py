@@ -122,7 +122,7 @@ class Learning:
         if answers and not worker.did_answer:
             worker.retries.reset()
         worker.did_answer = answers
-        is_known = worker.learned.model is not None
+        is_known = worker.self_report.model is not None
         return ASK_AGAIN_SECONDS if is_known else worker.retries.next_seconds()
 
     async def _learn(self, client: Client, worker: Worker) -> bool:
@@ -130,8 +130,8 @@ class Learning:
         name = worker.name
         try:
             learned = await self._ask(client, worker.endpoint)
-            if learned not in (worker.learned, NOTHING):
-                worker.learned = learned
+            if learned not in (worker.self_report, NOTHING):
+                worker.self_report = learned
                 log.info("worker %s reports: %s", name, _summary(learned))
                 self._changed()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

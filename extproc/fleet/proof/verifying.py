@@ -125,7 +125,7 @@ class Verifying:
 
     def ask_now(self, worker: Worker) -> None:
         """Asks a worker at once, if it is asked at all: it may have changed."""
-        worker.questioned.by_release = {}
+        worker.golden_questions.by_release = {}
         poll = worker.polls.get(self.question.name)
         if poll is not None:
             poll.ask_now()
@@ -140,7 +140,7 @@ class Verifying:
 
     async def ask(self, client: Client, worker: Worker) -> float:
         """Asks a worker once; returns the seconds until it is asked again."""
-        model, questioned, now = self._model_of(worker), worker.questioned, self._monotonic()
+        model, questions, now = self._model_of(worker), worker.golden_questions, self._monotonic()
         if model is None:
             return self._times.tokens_unknown_seconds
         self.expect(worker)
@@ -148,11 +148,11 @@ class Verifying:
         if encoder is None:
             return self._times.tokens_again_seconds
         least = self._times.tokens_least_seconds
-        if now - questioned.at < least:
-            return least - (now - questioned.at)
-        questioned.at = now
-        if questioned.retries is None:
-            questioned.retries = Backoff(*self._times.tokens_retry_seconds, self._chance)
+        if now - questions.at < least:
+            return least - (now - questions.at)
+        questions.at = now
+        if questions.retries is None:
+            questions.retries = Backoff(*self._times.tokens_retry_seconds, self._chance)
         try:
             async with asyncio.timeout(ALL_SECONDS):
                 found = await self._compared(client, worker, model, encoder)
@@ -161,10 +161,10 @@ class Verifying:
         except (TokenizerSilentError, TimeoutError) as error:
             why = str(error) or "it takes too long to answer"
             self._proofs.uncompared(worker, why, for_now=True)
-            return max(least, questioned.retries.next_seconds())
+            return max(least, questions.retries.next_seconds())
         else:
             self._take(worker, model, found)
-        questioned.retries.reset()
+        questions.retries.reset()
         return self._pause_after(worker.proof)
 
     def first_seconds(self) -> float:
@@ -229,31 +229,31 @@ class Verifying:
         A form that is the same is not asked for again until the worker may have changed: some
         engines compute an answer for it.
         """
-        questioned, dialect = worker.questioned, self._dialect_of(worker)
+        questions, dialect = worker.golden_questions, self._dialect_of(worker)
         if dialect is None:
             return {}
-        if dialect != questioned.dialect:
-            questioned.dialect, questioned.by_release = dialect, {}
-        known = sum(form for form, one in questioned.by_release.items() if one.is_same)
+        if dialect != questions.dialect:
+            questions.dialect, questions.by_release = dialect, {}
+        known = sum(form for form, one in questions.by_release.items() if one.is_same)
         here = await asyncio.to_thread(own_prompts, encoder, dialect, known)
 
         async def post(path: str, body: bytes) -> tuple[int, bytes]:
             return await self._post(client, worker.endpoint, body, path)
 
-        told: Sequence[OwnAnswer] = []
+        answers: Sequence[OwnAnswer] = []
         for own in here:
             try:
-                told = [*told, (own, await ids_there(post, own.question, model))]
+                answers = [*answers, (own, await ids_there(post, own.question, model))]
             except TokenizerSilentError:
                 break
-        shown = await asyncio.to_thread(rival_shown, encoder, dialect, told)
+        shown = await asyncio.to_thread(rival_shown, encoder, dialect, answers)
         if shown is not None and self._table.has(worker):
-            questioned.dialect, told = shown
-            self._note_dialect(worker, questioned.dialect)
-        questioned.by_release |= verdicts(told, encoder.text_of, known)
-        not_shown = [own for own, theirs in told if theirs is None]
+            questions.dialect, answers = shown
+            self._note_dialect(worker, questions.dialect)
+        questions.by_release |= verdicts(answers, encoder.text_of, known)
+        not_shown = [own for own, theirs in answers if theirs is None]
         await self._prove_by_stores(post, worker, model, encoder, not_shown)
-        return questioned.by_release
+        return questions.by_release
 
     async def _prove_by_stores(
         self,
@@ -267,7 +267,7 @@ class Verifying:
 
         Not while tokens are known to differ: then it is no wonder if a prompt is not stored.
         """
-        name, dialect, is_any_sent = worker.name, worker.questioned.dialect, False
+        name, dialect, is_any_sent = worker.name, worker.golden_questions.dialect, False
         for own in not_shown:
             if dialect is None or worker.proof.refuted or worker.proof.is_proved(own.forms):
                 continue

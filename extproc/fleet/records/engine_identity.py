@@ -144,20 +144,21 @@ def are_short(arguments: PromptArguments) -> bool:
 
 
 class EngineAnswer(NamedTuple):
-    """What a worker said about its engine the last time that it answered.
+    """What a worker said about its engine the last time that it answered; None: it did not say."""
 
-    engine: None if that is unknown; then reason says why. arguments: SGLang's, None if unknown.
-    drafts: whether it may run a draft model, None if it did not say. caches: whether it caches
-    prefixes, None if it did not say. block_size: in tokens, None if it did not say. cache_tokens:
-    how many tokens it can cache, None if it did not say.
-    """
-
+    # Its name and release.
     engine: Engine | None = None
+    # Why the engine is unknown.
     reason: str = UNASKED
+    # SGLang's arguments that change prompts.
     arguments: PromptArguments | None = None
+    # Whether it may run a draft model.
     drafts: bool | None = None
+    # Whether it caches prefixes.
     caches: bool | None = None
+    # Tokens in a block.
     block_size: int | None = None
+    # How many tokens it can cache.
     cache_tokens: int | None = None
 
 
@@ -180,7 +181,7 @@ class EngineRecord:
     def as_json(self) -> dict[str, Any]:
         """Returns the part of GET /workers about a worker's engine."""
         engine, arguments = self.engine, self.arguments
-        told = {"source": self.source}
+        by_source = {"source": self.source}
         return {
             "engine": engine
             and {
@@ -188,35 +189,40 @@ class EngineRecord:
                 "version": str(engine.release),
                 "frontend": engine.front_end,
             }
-            | told,
+            | by_source,
             "engine_reason": self.reason,
             "engine_arguments": arguments and arguments._asdict(),
         }
 
 
-def identity_of(given: WorkerEngine | None, source: str, told: EngineAnswer) -> EngineRecord:
+def identity_of(given: WorkerEngine | None, source: str, answer: EngineAnswer) -> EngineRecord:
     """Returns what is known of a worker's engine.
 
     given: as it was configured or annotated, which counts more than what the worker said. source:
     who gave that.
     """
-    engine = told.engine if given is None else _with_front_end(given, told.engine)
+    engine = answer.engine if given is None else _with_front_end(given, answer.engine)
     is_sglang = engine is not None and engine.name == SGLANG
-    arguments = told.arguments if is_sglang else None
-    drafts = bool(told.drafts)
+    arguments = answer.arguments if is_sglang else None
+    drafts = bool(answer.drafts)
     if given is None:
-        return EngineRecord(engine, LEARNED if engine else "", told.reason, arguments, drafts)
+        return EngineRecord(engine, LEARNED if engine else "", answer.reason, arguments, drafts)
     reason = ""
-    if told.engine not in (None, engine):
-        reason = f"the worker says that it is {told.engine}"
+    if answer.engine not in (None, engine):
+        reason = f"the worker says that it is {answer.engine}"
     elif is_sglang and arguments is None:
-        reason = f"its arguments are unknown: {told.reason}"
+        reason = f"its arguments are unknown: {answer.reason}"
     return EngineRecord(engine, source, reason, arguments, drafts)
 
 
-def _with_front_end(given: WorkerEngine, told: Engine | None) -> Engine | None:
+def _with_front_end(given: WorkerEngine, reported: Engine | None) -> Engine | None:
     """Returns a configured engine; its front end is the worker's own word where none is given."""
     engine = given.engine
-    if engine is None or given.frontend is not None or told is None or told.name != engine.name:
+    if (
+        engine is None
+        or given.frontend is not None
+        or reported is None
+        or reported.name != engine.name
+    ):
         return engine
-    return engine._replace(front_end=told.front_end)
+    return engine._replace(front_end=reported.front_end)

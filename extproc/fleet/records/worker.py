@@ -59,7 +59,7 @@ Place = tuple[str, str, int, str]
 
 
 @dataclass(eq=False, slots=True)
-class Following:
+class PlannedFeed:
     """How one worker's feed is followed.
 
     plan: as it is followed now, None if it is not. sources: the sources that the worker reported.
@@ -73,7 +73,7 @@ class Following:
 
 
 @dataclass(eq=False, slots=True)
-class Questioned:
+class GoldenQuestions:
     """When a worker was asked for the tokens of golden requests, and how long to wait after a
     failure. Seconds of one monotonic clock.
 
@@ -88,11 +88,11 @@ class Questioned:
 
 
 @dataclass(eq=False, slots=True)
-class QuestionedEngine:
+class EngineQuestions:
     """How a worker is asked for its engine.
 
-    at: when it was asked, in seconds of one monotonic clock. noted: what was known when it was last
-    told, None before. was_down: whether it was ejected at the last check.
+    at: when it was asked, in seconds of one monotonic clock. noted: what was known when others were
+    last notified, None before. was_down: whether it was ejected at the last check.
     """
 
     at: float = -math.inf
@@ -102,26 +102,7 @@ class QuestionedEngine:
 
 
 class Worker:
-    """One worker.
-
-    member: as it was configured or found. name: its configured host:port. place: the same, parsed.
-    upstream: the record of its endpoint, which other workers may share; None until its host name is
-    resolved. other_endpoints: to which its host name leads as well. holdings: what was sent there.
-    is_drained: whether the operator drained it. asleep: how its engine sleeps, "" while it does
-    not. sleep_asked_at: when it was last asked for that because it was in doubt. void_at: how many
-    batches its feed had sent when its sleeping engine dropped its cache, None if none is dropped,
-    or that is announced. learned: what it reported about itself. printed: how it prints the tools
-    of responses, None as long as it shows nothing. retries: pauses before
-    it is asked for that again; did_answer: whether it answered the last time. following: its feed.
-    proof: the state of its tokens. lookups: its requests that will be looked up for that. reuse:
-    what its outcomes show of what it reuses. pin_findings: whether it computes requests on the
-    ranks that they name. outcomes: its requests' outcomes. tokenizer: its failures to tokenize.
-    questioned: when it was asked for golden requests' tokens. engine_answer: what it said about its
-    engine. identity: what is known of that. questioned_engine: how it is asked for it. saved: the
-    tokens that its cache saved lately. store_share: what it loads of what stores offer, None before
-    that is known. polls: its regular questions, by name. batches_seen: its feed's batches at the
-    last check for computed prompts. checks_due: how many more checks these batches need.
-    """
+    """One worker. name: its configured host:port. member: as it was configured or found."""
 
     __slots__ = (
         "asleep",
@@ -129,11 +110,12 @@ class Worker:
         "checks_due",
         "did_answer",
         "engine_answer",
-        "following",
+        "engine_questions",
+        "feed",
+        "golden_questions",
         "holdings",
         "identity",
         "is_drained",
-        "learned",
         "lookups",
         "member",
         "name",
@@ -144,11 +126,10 @@ class Worker:
         "polls",
         "printed",
         "proof",
-        "questioned",
-        "questioned_engine",
         "retries",
         "reuse",
         "saved",
+        "self_report",
         "sleep_asked_at",
         "store_share",
         "tokenizer",
@@ -159,33 +140,66 @@ class Worker:
     def __init__(self, name: str, member: FleetMember) -> None:
         self.name = name
         self.member = member
+        # Its name, parsed.
         self.place = address.parse(name)
+
+        # The record of its endpoint, which other workers may share; None until its host name is
+        # resolved. And further endpoints, to which its host name leads as well.
         self.upstream: Upstream | None = None
         self.other_endpoints: tuple[str, ...] = ()
+
+        # What was sent there.
         self.holdings = Holdings(name)
+        # Whether the operator drained it.
         self.is_drained = False
+
+        # How its engine sleeps, "" while it does not.
         self.asleep = ""
+        # When it was last asked for that because it was in doubt, in seconds of one monotonic
+        # clock.
         self.sleep_asked_at = -math.inf
+        # How many batches its feed had sent when its sleeping engine dropped its cache; None if
+        # none is dropped, or that is announced.
         self.void_at: int | None = None
-        self.learned = SelfReport()
-        self.printed: Printed | None = None
+
+        # What it reported about itself.
+        self.self_report = SelfReport()
+        # Pauses before it is asked for that again, and whether it answered the last time.
         self.retries: Backoff | None = None
         self.did_answer = False
-        self.following = Following()
+
+        # How its feed is followed.
+        self.feed = PlannedFeed()
+
+        # The state of its tokens, and its requests that will be looked up for that.
         self.proof = TokenProof(name)
         self.lookups = Lookups()
+        # When it was asked for the tokens of golden requests.
+        self.golden_questions = GoldenQuestions()
+        # How it prints the tools of responses, None as long as it shows nothing.
+        self.printed: Printed | None = None
+
+        # The outcomes of its requests; whether it computes requests on the ranks that they name;
+        # what it reuses of what it holds; the tokens that its cache saved lately.
         self.outcomes = WorkerOutcomes()
         self.pin_findings = PinFindings()
         self.reuse = ReuseFindings()
         self.saved = SavedTokens()
+        # What it loads of what stores offer, None before that is known.
         self.store_share: StoreShare | None = None
+        # Its failures to tokenize.
         self.tokenizer = Failures()
-        self.questioned = Questioned()
+
+        # What it said about its engine, what is known of that, and how it is asked for it.
         self.engine_answer = EngineAnswer()
         self.identity: EngineRecord
         self.identify()
-        self.questioned_engine = QuestionedEngine()
+        self.engine_questions = EngineQuestions()
+
+        # Its regular questions, by name.
         self.polls: dict[str, Poll] = {}
+        # Its feed's batches at the last check for computed prompts, and how many more checks these
+        # batches need.
         self.batches_seen = self.checks_due = 0
 
     @property
@@ -193,10 +207,10 @@ class Worker:
         """The worker as it was configured or found."""
         return self.member.sighting
 
-    def identify(self, told: EngineAnswer | None = None) -> None:
-        """Works out anew what is known of its engine. told: what it said, if that is new."""
-        if told is not None:
-            self.engine_answer = told
+    def identify(self, answer: EngineAnswer | None = None) -> None:
+        """Works out anew what is known of its engine. answer: what it said, if that is new."""
+        if answer is not None:
+            self.engine_answer = answer
         found = self.sighting
         self.identity = identity_of(found.worker.engine, found.engine_source, self.engine_answer)
         size = None if found.worker.events is not None else self.engine_answer.cache_tokens

@@ -164,7 +164,7 @@ class System:
         )
         await until(lambda: set(self.workers.records) == set(names))
         records = list(self.workers.records.values())
-        await until(lambda: all(one.learned.adapters for one in records))
+        await until(lambda: all(one.self_report.adapters for one in records))
         live = names[::WITH_FEED]
         await until(lambda: {self.workers.candidates.state(name) for name in live} == {"live"})
         return names

@@ -12,10 +12,10 @@ async def test_worker_that_no_longer_learns_is_no_longer_asked() -> None:
         one = workers(f"{{endpoint: '{endpoint}', learn: true}}")
         await one.start()
         record = one.records[endpoint]
-        await until(lambda: record.learned.model == "b")
+        await until(lambda: record.self_report.model == "b")
         await one.replace(members(Sighting(schema.WorkerSettings(endpoint, "a"))))
         assert one.records[endpoint] is record
-        assert (record.learned, "models" in record.polls) == (SelfReport(), False)
+        assert (record.self_report, "models" in record.polls) == (SelfReport(), False)
         await one.close()
 
 

@@ -119,7 +119,7 @@ async def test_worker_that_was_asked_before_its_engine_was_known_is_asked_again(
     (worker,) = one.records.values()
     asked: list[str] = []
     monkeypatch.setattr(one.engines.verifying, "ask_now", lambda known: asked.append(known.name))
-    worker.questioned.at = asked_at
+    worker.golden_questions.at = asked_at
     worker.identify(EngineAnswer(Engine("vllm", Release(0, 33)), ""))
     one.engines.identifying.expect(worker)
     assert bool(asked) is expected

@@ -18,7 +18,7 @@ from extproc.routing.inputs.query import Query
 from extproc.serving.queries import Queries
 from extproc.tokenizing.prompt_tokens import PromptTokens
 from extproc.tokenizing.tokens import Tokenizer
-from kvstate.index import Index
+from kvstate.index.index import Index
 from kvstate.overlap import Overlap, within
 from kvstate.steps import finished
 
@@ -67,7 +67,7 @@ class Replay:
         self.index = Index(SECRET)
         self.owner = self.index.add(WORKER, 0, MODEL)
         self.owner.trust(trusted=True)
-        self.knowledge = MediaKnowledge(b"key", self.index.fold, monotonic)
+        self.knowledge = MediaKnowledge(b"key", self.index.media_ids, monotonic)
         self.index.listen(self.knowledge.learning)
         self._reads_usage = reads_usage
         self._queries = Queries(

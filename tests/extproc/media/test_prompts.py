@@ -4,23 +4,23 @@ from extproc.media.identities import Identity
 from extproc.media.knowledge import MediaKnowledge
 from extproc.media.prompts import MAX_PROMPT_TOKENS, FilledPrompt, filled
 from extproc.tokenizing.media_parts import MediaParts
-from kvstate.media import FIRST_PAD, MediaFold
+from kvstate.media import FIRST_PAD, MediaIds
 from tests.extproc.media.stores import PAD, START, WRITTEN, Shot, prompt
 
 HEAD, ASK = [1, 2, 3], [20, 21]
 CAT, URL = Shot("cat", 2), Shot("url", 2, is_exact=False)
 KNOWN = Identity("CAT", ((START, 1), (PAD, 2), (92, 1)), lead=1)
-FOLD = MediaFold(5)
+MEDIA_IDS = MediaIds(5)
 
 
 def of(*pieces: object, known: Identity | None = KNOWN) -> FilledPrompt:
     sent = prompt(*pieces)  # type: ignore[arg-type]
-    return filled(sent, {b"cat": known, b"url": known}.get, FOLD)
+    return filled(sent, {b"cat": known, b"url": known}.get, MEDIA_IDS)
 
 
 def test_filled_prompt_has_the_item_in_its_ids() -> None:
     full = of(HEAD, CAT, ASK)
-    assert list(full.tokens) == [*HEAD, START, FOLD.token("CAT", PAD), PAD, 92, *ASK]
+    assert list(full.tokens) == [*HEAD, START, MEDIA_IDS.token("CAT", PAD), PAD, 92, *ASK]
     assert (full.is_whole, full.sure_tokens, full.text_tokens) == (True, None, 3)
 
 
@@ -32,7 +32,7 @@ def test_filled_prompt_ends_at_an_unknown_item() -> None:
 
 def test_filled_prompt_has_the_known_part_of_an_item() -> None:
     full = of(HEAD, CAT, ASK, known=Identity("CAT", ((START, 1), (PAD, 2)), 1, is_whole=False))
-    assert list(full.tokens) == [*HEAD, START, FOLD.token("CAT", PAD), PAD, PAD]
+    assert list(full.tokens) == [*HEAD, START, MEDIA_IDS.token("CAT", PAD), PAD, PAD]
     assert (full.is_whole, full.known_tokens) == (False, 6)
     full = of(HEAD, CAT, ASK, known=Identity("CAT", ((START, 1),), 1, is_whole=False))
     assert list(full.tokens) == [*HEAD, START, START]

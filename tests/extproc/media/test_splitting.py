@@ -1,5 +1,5 @@
 from extproc.media.prompts import filled
-from kvstate.media import MediaFold
+from kvstate.media import MediaIds
 from tests.extproc.media.stores import Shot
 from tests.extproc.media.test_learning import ASK, HEAD, MORE, Lab
 
@@ -16,7 +16,7 @@ BOTH = own("cat", 8), own("dog", 8)
 def sure_tokens(lab: Lab) -> int | None:
     sent = lab.prompt(HEAD, CAT, ASK, DOG, MORE)
     is_split = lab.learning.splits.is_proved("tiny")
-    return filled(sent, lab.identities.find, MediaFold(1), is_split=is_split).sure_tokens
+    return filled(sent, lab.identities.find, MediaIds(1), is_split=is_split).sure_tokens
 
 
 def test_item_that_is_the_same_beside_a_new_one_proves_that_items_are_split() -> None:

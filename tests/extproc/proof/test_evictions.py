@@ -13,7 +13,7 @@ from extproc.proof.state import MATCHED, WITHOUT_EVIDENCE, TokenProof
 from extproc.proof.trust import Proofs
 from extproc.requests.prompt import CONVERSATION
 from kvstate.feeds.feed import FeedState
-from kvstate.index import Index
+from kvstate.index.index import Index
 from kvstate.overlap import Overlap, Prompt, Tokens
 from kvstate.steps import finished
 from simulator.cache import Holding, PrefixCache, Shape

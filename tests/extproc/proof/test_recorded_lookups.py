@@ -10,7 +10,7 @@ import pytest
 
 from extproc.proof.lookups import SentRequest, is_stored, may_show
 from extproc.requests.prompt import TEXT
-from kvstate.index import Index
+from kvstate.index.index import Index
 from kvstate.overlap import Prompt, Tokens
 from kvstate.steps import finished
 

@@ -12,7 +12,7 @@ from extproc.routing.decide import decide
 from extproc.routing.inputs.query import Query, Snapshot
 from extproc.routing.load.loads import Load
 from extproc.tokenizing.tokens import Tokenizer
-from kvstate.index import Index
+from kvstate.index.index import Index
 from kvstate.overlap import Prompt
 from kvstate.steps import finished
 from simulator.settings import TINY_MODEL

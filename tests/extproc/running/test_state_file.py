@@ -22,13 +22,13 @@ from kvstate.events import Batch
 from kvstate.feeds.feed import FeedState, Restoration
 from kvstate.feeds.transport import Connected, Malformed
 from kvstate.fleet import FollowedWorkers
-from kvstate.index import saved_layout
+from kvstate.index.index import saved_layout
 from kvstate.overlap import Overlap
 from kvstate.rows.format import StateHeader
 from kvstate.rows.reader import MAX_AGE_SECONDS, SavedState
 from kvstate.rows.sections import Section, SectionWriter, sections_in
 from kvstate.rows.writer import StateWriter
-from kvstate.stores import StoreRules
+from kvstate.stores.stores import StoreRules
 from tests.kvstate.publishing import block, chain, payload
 from tests.memory_transport import MemoryTransport
 from tests.waiting import until

@@ -236,11 +236,11 @@ def test_unknown_past_is_at_least_one_loss() -> None:
     assert ringing.rank.unknown_before == 1
 
 
-def test_standing_follows_the_feed() -> None:
+def test_status_follows_the_feed() -> None:
     ringing = Ringing()
 
     def is_told() -> bool:
-        return ringing.rank.standing.fault is None
+        return ringing.rank.status.fault is None
 
     assert not is_told()
     ringing.state(FeedState.LIVE)

@@ -84,9 +84,9 @@ def test_restart_and_cleared_cache_are_reported_once_each(feed: Feed) -> None:
         news.tell_restart()
         news.tell_restart()
         feed.end_replay()
-    news.tell_taken(BatchResult())
+    news.count_result(BatchResult())
     assert told == [1, 2]
-    news.tell_taken(BatchResult(clears=True))
+    news.count_result(BatchResult(clears=True))
     assert told == [1, 2, 2]
 
 
@@ -103,7 +103,7 @@ def test_undecodable_batches_are_logged_at_powers_of_two(
 
 def test_skipped_events_of_a_batch_are_counted(feed: Feed) -> None:
     news = FeedNews(RankName("w", 2), feed, lambda: None, lambda: None)
-    news.tell_taken(BatchResult(faults=("bad_tokens", "bad_tokens")))
+    news.count_result(BatchResult(faults=("bad_tokens", "bad_tokens")))
     assert news.counts["bad_tokens"] == 2
 
 

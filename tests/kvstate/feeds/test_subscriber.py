@@ -24,9 +24,9 @@ from kvstate.feeds.transport import (
     SnapshotBegun,
 )
 from kvstate.feeds.turns import Turns
-from kvstate.index import Index
+from kvstate.index.index import Index
+from kvstate.index.owner import BYTES_PER_BLOCK, IndexLimits
 from kvstate.overlap import Overlap
-from kvstate.owner import BYTES_PER_BLOCK, IndexLimits
 from tests.event_loops import SkippingLoop, run_in
 from tests.kvstate.publishing import block, chain, payload
 from tests.memory_transport import MemoryTransport

@@ -14,7 +14,7 @@ from kvstate.relay.passing import Passing
 from kvstate.relay.reading import Reading
 from kvstate.relay.records import VERSION, Hello
 from kvstate.relay.taps import Taps
-from kvstate.stores import StoreRules
+from kvstate.stores.stores import StoreRules
 from tests.kvstate.publishing import chain, payload
 from tests.memory_transport import MemoryTransport
 from tests.waiting import until

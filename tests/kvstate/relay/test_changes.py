@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstate.core import Core
+from kvstate.index.core import Core
 from kvstate.relay.records import HEAD, MARK, Kind, Mark
 from tests.kvstate.cores import new_core
 from tests.kvstate.publishing import block, chain, payload

@@ -16,7 +16,7 @@ from kvstate.relay.holdings import Holding
 from kvstate.relay.passing import StorePlace, TakeStore
 from kvstate.relay.records import StoreBeginning
 from kvstate.steps import Steps
-from kvstate.stores import StoreRules
+from kvstate.stores.stores import StoreRules
 from tests.kvstate.publishing import block, chain
 from tests.kvstate.relay.relaying import Process, Publisher
 from tests.waiting import until

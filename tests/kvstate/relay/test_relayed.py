@@ -7,7 +7,7 @@ import pytest
 
 from kvstate.errors import DamagedError
 from kvstate.feeds.feed import FeedState
-from kvstate.index import Index
+from kvstate.index.index import Index
 from kvstate.relay.holdings import Holding, copying, putting
 from kvstate.relay.records import NO_MARK, Beginning, Kind, Mark, Record, RelayedStatus
 from kvstate.relay.relayed import RelayedRank

@@ -7,10 +7,10 @@ import pytest
 
 from kvstate.errors import DamagedError
 from kvstate.events import BlocksStored
-from kvstate.index import Index
-from kvstate.orphans import Orphan
+from kvstate.index.index import Index
+from kvstate.index.orphans import Orphan
+from kvstate.index.owner import IndexLimits, Owner
 from kvstate.overlap import Prompt, Tokens
-from kvstate.owner import IndexLimits, Owner
 from kvstate.relay.holdings import ORPHANS_AT_ONCE, Holding, copying
 from kvstate.relay.records import (
     NO_MARK,
@@ -23,7 +23,7 @@ from kvstate.relay.records import (
 )
 from kvstate.relay.relayed_stores import RelayedStores
 from kvstate.steps import finished
-from kvstate.stores import StoreRules, Stores
+from kvstate.stores.stores import StoreRules, Stores
 
 SECRET = 12345678
 

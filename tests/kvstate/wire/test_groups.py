@@ -1,6 +1,6 @@
 import pytest
 
-from kvstate.core import Core
+from kvstate.index.core import Core
 from kvstate.wire.extras import MAX_GROUPS, Admission, Groups
 from tests.kvstate.cores import new_core
 

@@ -7,7 +7,7 @@ from kvstate.events import BlocksStored
 from kvstate.media import ItemStart, beginnings
 from kvstate.overlap import Tokens
 from kvstate.wire.extras import Skipped
-from kvstate.wire.trtllm_wire import Block, chains, fold, full, largest, medium_of
+from kvstate.wire.trtllm_wire import Block, chains, full, largest, medium_of, unsigned
 from kvstate.wire.zmq_wire import MAX_BLOCK_SIZE
 
 
@@ -72,7 +72,7 @@ def test_level_names_a_medium(level: int | None, medium: str | None) -> None:
 
 
 def test_hashes_are_unsigned() -> None:
-    assert [fold(-1), fold(7)] == [2**64 - 1, 7]
+    assert [unsigned(-1), unsigned(7)] == [2**64 - 1, 7]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kvstate.errors import WireError
 from kvstate.events import AllCleared, Batch, BlocksRemoved, EventBatch
-from kvstate.index import Index
+from kvstate.index.index import Index
 from kvstate.overlap import Prompt, Tokens
 from kvstate.steps import finished
 from kvstate.wire.zmq_wire import END_OF_REPLAY, decode_batch, parse_frames, stamp_of

@@ -11,7 +11,7 @@ from extproc.features.fetching.offers import StoredPrefix
 from extproc.features.fetching.stores import StoreOffers, store_rules
 from extproc.routing.inputs.query import Query, Variant
 from kvstate.overlap import Prompt
-from kvstate.stores import StoredTokens, StoreRules
+from kvstate.stores.stores import StoredTokens, StoreRules
 
 PROMPT = Prompt("m", array("I", range(100)))
 QUERY = Query("m", [PROMPT])

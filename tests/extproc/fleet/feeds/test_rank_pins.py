@@ -12,7 +12,7 @@ from extproc.routing.load.endpoint_load import EndpointLoad, Ticket
 from kvstate.fleet import FollowedWorkers
 from kvstate.following.rank_table import RankTable
 from kvstate.following.worker_blocks import WorkerBlocks
-from kvstate.index import Index
+from kvstate.index.index import Index
 from kvstate.overlap import Overlap, Prompt
 from tests.memory_transport import MemoryTransport
 

@@ -106,9 +106,9 @@ async def test_failing_worker_keeps_its_front_end_and_a_restarted_one_gets_its_n
     async with followed(endpoint) as (workers, one):
         async with running(Settings(listen=endpoint, rust_front_end=True)):
             await until(lambda: one.engine == told.engine, "its front end is known")
-        asked_at = one.questioned_engine.at
+        asked_at = one.engine_questions.at
         workers.note_emptied(one.name)
-        await until(lambda: one.questioned_engine.at > asked_at + 0.05, "it is asked in vain")
+        await until(lambda: one.engine_questions.at > asked_at + 0.05, "it is asked in vain")
         assert one.engine == told.engine
         async with running(Settings(listen=endpoint)):
             workers.note_emptied(one.name)

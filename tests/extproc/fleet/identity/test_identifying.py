@@ -204,7 +204,7 @@ async def test_worker_that_is_healthy_again_is_asked_again() -> None:
     async with upgraded() as (workers, one):
         assert one.upstream is not None
         workers.upstreams.eject(one.upstream, Judge.PROBE, "it is down", 0.0)
-        await until(lambda: one.questioned_engine.was_down, "its ejection is seen")
+        await until(lambda: one.engine_questions.was_down, "its ejection is seen")
         workers.upstreams.restore(one.upstream, Judge.PROBE)
         await until_runs(one, "vllm", 0, 32)
 
@@ -219,9 +219,9 @@ async def test_silent_worker_keeps_what_it_said() -> None:
         async with running(Settings()) as engine:
             workers, one = await stack.enter_async_context(followed(engine.endpoint))
             await until_runs(one, "vllm", 0, 32)
-        asked_at = one.questioned_engine.at
+        asked_at = one.engine_questions.at
         workers.note_emptied(one.name)
-        await until(lambda: one.questioned_engine.at > asked_at + 0.05, "it is asked again")
+        await until(lambda: one.engine_questions.at > asked_at + 0.05, "it is asked again")
         assert one.engine == Engine("vllm", Release(0, 32))
 
 

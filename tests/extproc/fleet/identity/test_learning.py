@@ -100,7 +100,7 @@ async def _unasked(_: Client, __: Record) -> float:
 
 
 async def until_told(worker: Record) -> None:
-    await until(lambda: worker.learned.model == "m")
+    await until(lambda: worker.self_report.model == "m")
 
 
 async def test_dead_worker_is_asked_ever_more_rarely() -> None:

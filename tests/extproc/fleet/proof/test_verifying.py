@@ -381,8 +381,8 @@ async def test_difference_persists_while_its_worker_fails(tmp_path: Path) -> Non
         async with simulated(wrong):
             await before.until("refuted")
         record = before.workers.records[listen]
-        asked_at = record.questioned.at
-        await until(lambda: record.questioned.at > asked_at + 0.2)
+        asked_at = record.golden_questions.at
+        await until(lambda: record.golden_questions.at > asked_at + 0.2)
         assert before.told["state"] == "refuted"
 
 

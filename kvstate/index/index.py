@@ -1,7 +1,23 @@
-"""The block index: knows exactly which ranks hold the leading blocks of a prompt.
+"""The block index: knows which ranks hold how many of the leading blocks of a prompt.
 
-This module maps names to the core's numbers; a rank is an `Owner` (`kvstate.owner`), and the blocks
-themselves are in its core (`kvstate.core`).
+    index.py       names of workers and models, and look-ups over all ranks
+    owner.py       one rank: applies its batches, counts, and keeps what has no key yet
+    orphans.py     stored blocks whose parent is unknown
+    turnover.py    when a hole does not matter any more
+    core.py        the blocks themselves, in C (`kvstate/native/`), which knows numbers, no names
+
+It knows tokens, the engines' hashes, tiers and groups; never a sequence number, a clock, a socket
+or a request. What may be believed is decided by the feed, which has batches applied, blocks demoted
+or forgotten, and the rank trusted or not.
+
+The rule that holds it together: the key of a block is chained from all tokens before it, and from
+what else its content depends on (adapter, salt, media). An engine's hash is only a name by which
+later events of the same rank mean that block. So a prompt finds the blocks of every engine, and
+there is no credit for a block whose beginning is not held. Credit is certain if the block was
+stored since the rank's last hole, and while the rank is trusted.
+
+One event loop owns it. What takes long is done in steps (`kvstate.steps`), and after each of them
+look-ups find a whole index.
 """
 
 import itertools
@@ -11,11 +27,11 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from kvstate.core import LAYOUT, Core
 from kvstate.events import Event
-from kvstate.media import MediaFold, StoreListener
+from kvstate.index.core import LAYOUT, Core
+from kvstate.index.owner import IndexLimits, Owner, Stored
+from kvstate.media import MediaIds, StoreListener
 from kvstate.overlap import Overlap, Prompt, Tier, encoded, of_any_rank
-from kvstate.owner import IndexLimits, Owner, Stored
 from kvstate.steps import finished
 
 
@@ -53,9 +69,9 @@ class Index:
         self._stores: set[str] = set()  # names of those that are no workers
 
     @property
-    def fold(self) -> MediaFold:
-        """What brings media into the ids of tokens, for prompts that are looked up."""
-        return self._stored.fold
+    def media_ids(self) -> MediaIds:
+        """The ids that stand for media, for prompts that are looked up."""
+        return self._stored.media_ids
 
     @property
     def is_heard(self) -> bool:
@@ -64,7 +80,7 @@ class Index:
         return listener is not None and not listener.is_idle
 
     def listen(self, listener: StoreListener) -> None:
-        """Has all stores told to a listener."""
+        """Passes all stores to a listener from now on."""
         self._stored.listener = listener
 
     def add(self, worker: str, rank: int, model: str, ranks: int = 1) -> Owner:

@@ -12,8 +12,8 @@ from kvstate.events import (
     Event,
     EventBatch,
 )
+from kvstate.index.owner import BYTES_PER_BLOCK, MAX_NUMBERED_ADAPTERS, IndexLimits
 from kvstate.overlap import Extra, Overlap, Prompt, Tokens
-from kvstate.owner import BYTES_PER_BLOCK, MAX_NUMBERED_ADAPTERS, IndexLimits
 from kvstate.steps import finished
 from tests.kvstate.cores import new_index
 from tests.kvstate.small_index import an_index, prompt, stored, tiers

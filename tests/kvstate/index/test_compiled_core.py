@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstate.core import NEW_COPIES, Core, StoreResult
 from kvstate.errors import WireError
 from kvstate.events import BlocksRemoved, BlocksStored
-from kvstate.index import Index
+from kvstate.index.core import NEW_COPIES, Core, StoreResult
+from kvstate.index.index import Index
+from kvstate.index.owner import Owner
 from kvstate.overlap import Extra, Overlap, Prompt, Tokens
-from kvstate.owner import Owner
 from kvstate.steps import finished
 from kvstate.wire.zmq_wire import decode_batch
 from tests.kvstate.cores import new_core
 from tests.oracles.plain_index import PlainIndex
 
-RECORDINGS = sorted((Path(__file__).parent.parent / "wire").glob("*.jsonl"))
+RECORDINGS = sorted((Path(__file__).parents[2] / "wire").glob("*.jsonl"))
 MUTATED = [path for path in RECORDINGS if path.stem in {"vllm_0.32.0_w1", "sglang_0.5.23_radix"}]
 MUTATIONS = 20
 

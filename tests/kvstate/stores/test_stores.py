@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from kvstate.errors import WireError
 from kvstate.events import BlocksRemoved, BlocksStored
-from kvstate.index import Index
+from kvstate.index.index import Index
+from kvstate.index.owner import BYTES_PER_BLOCK, IndexLimits, Owner
 from kvstate.overlap import Prompt, Tier
-from kvstate.owner import BYTES_PER_BLOCK, IndexLimits, Owner
 from kvstate.rows.format import SavedStoreRows
 from kvstate.steps import finished
-from kvstate.stores import StoreRules, Stores
+from kvstate.stores.stores import StoreRules, Stores
 from kvstate.wire.zmq_wire import MAX_BLOCKS, decoding_shared
 
-HERE = Path(__file__).parent / "stores"
+HERE = Path(__file__).parent
 
 
 def frames(name: str) -> Iterator[tuple[dict[str, Any], bytes]]:
@@ -318,7 +318,9 @@ def test_store_of_another_configuration_is_refused(rules: StoreRules, now: float
 def test_store_that_publishes_events_itself_is_not_saved() -> None:
     fleet = SharedFleet()
     fleet.apply("a", message(stored(range(4))))
+    assert not fleet.stores.is_pooled("s")
     fleet.stores.pool("s")
+    assert fleet.stores.is_pooled("s")
     assert saved_of(fleet) == []
 
 

@@ -9,11 +9,11 @@ A removal, of any rank's part of a block, removes it for all.
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 
-from kvstate.core import Core
 from kvstate.events import ALL_TAKEN, BatchResult, Body
-from kvstate.owner import Owner
+from kvstate.index.core import Core
+from kvstate.index.owner import Owner
+from kvstate.index.store_gate import StoreGate
 from kvstate.steps import Steps
-from kvstate.store_gate import StoreGate
 from kvstate.wire.mooncake_wire import PoolBlock, decoding_pool
 
 # Hashes that wait for a worker to name them, and how many later messages look for each.

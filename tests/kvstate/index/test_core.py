@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstate.core import NEW_COPIES, Core, StoreResult
 from kvstate.events import BlockHash
+from kvstate.index.core import NEW_COPIES, Core, StoreResult
 from kvstate.overlap import Overlap, Tokens
 from kvstate.wire.extras import Admission
 from tests.kvstate.cores import new_core

@@ -1,8 +1,8 @@
 import pytest
 
-from kvstate.core import BlockPool
 from kvstate.events import BlockHash, BlocksStored
-from kvstate.orphans import ORPHAN_OVERHEAD_BYTES, Name, Orphan, Orphanage, orphans_of
+from kvstate.index.core import BlockPool
+from kvstate.index.orphans import ORPHAN_OVERHEAD_BYTES, Name, Orphan, Orphanage, orphans_of
 from kvstate.overlap import Tokens
 
 GPU = BlockPool.of("GPU", None, 1)

@@ -14,10 +14,10 @@ from kvstate.events import Batch, BlocksRemoved, BlocksStored, Event, EventBatch
 from kvstate.feeds.effects import Sink
 from kvstate.feeds.feed import Demote, Effect, Feed, FeedState, Forget
 from kvstate.feeds.feed_sources import Recovery
-from kvstate.index import Index
+from kvstate.index.index import Index
+from kvstate.index.turnover import Turnover
 from kvstate.overlap import Prompt, Tokens
 from kvstate.steps import finished
-from kvstate.turnover import Turnover
 
 
 class Engine:

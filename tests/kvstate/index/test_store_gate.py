@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstate.index.store_gate import StoreGate
 from kvstate.steps import Steps
-from kvstate.store_gate import StoreGate
 
 
 class Work:

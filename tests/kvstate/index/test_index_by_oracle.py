@@ -15,9 +15,9 @@ from kvstate.events import (
     BlocksRemoved,
     BlocksStored,
 )
-from kvstate.index import Index
+from kvstate.index.index import Index
+from kvstate.index.owner import Owner
 from kvstate.overlap import Extra, Prompt, Tier, Tokens
-from kvstate.owner import Owner
 from kvstate.steps import finished
 from tests.kvstate.oracle import Block, Place, Rank, best_overlaps
 from tests.oracles.plain_index import PlainIndex

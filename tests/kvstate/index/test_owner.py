@@ -2,9 +2,9 @@ import msgspec
 import pytest
 
 from kvstate.events import BlocksStored
-from kvstate.index import Index
+from kvstate.index.index import Index
+from kvstate.index.owner import IndexLimits, Owner
 from kvstate.overlap import Tokens
-from kvstate.owner import IndexLimits, Owner
 from kvstate.steps import finished
 from tests.kvstate.cores import new_index
 

@@ -12,14 +12,14 @@ import pytest
 
 from kvstate.errors import WireError
 from kvstate.events import EventBatch
-from kvstate.index import Index
+from kvstate.index.index import Index
 from kvstate.overlap import Prompt
-from kvstate.pools import MAX_LOOKS, Pool
 from kvstate.steps import finished
-from kvstate.stores import StoreRules, Stores
+from kvstate.stores.pools import MAX_LOOKS, Pool
+from kvstate.stores.stores import StoreRules, Stores
 from kvstate.wire.mooncake_wire import MAX_KEY, PoolBlock, decoding_pool
 
-HERE = Path(__file__).parent / "stores"
+HERE = Path(__file__).parent
 DIGEST = "ab" * 32
 VLLM_KEY = f"p@m@tp_rank:1@pcp0@dcp0@pp_rank:0@group:2@{DIGEST}"
 
@@ -127,7 +127,7 @@ def test_block_of_a_pool_waits_for_the_worker_that_names_it() -> None:
 
 
 def test_waiting_blocks_of_a_pool_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstate.pools.MAX_WAITING", 2)
+    monkeypatch.setattr("kvstate.stores.pools.MAX_WAITING", 2)
     fleet = PooledFleet()
     fleet.apply("pool", message(*(pooled(key=key_of(block)) for block in range(1, 5))))
     assert fleet.pool.counts == {"unknown_block": 2}

@@ -12,8 +12,8 @@ from kvstate.feeds.feed_sources import ZmqSource
 from kvstate.feeds.transport import Connected
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import FollowedWorkers
-from kvstate.stores import StoreRules
-from tests.kvstate.test_pools import HERE
+from kvstate.stores.stores import StoreRules
+from tests.kvstate.stores.test_pools import HERE
 from tests.kvstate.zmq_publisher import Publisher
 from tests.memory_transport import MemoryTransport
 from tests.waiting import until

@@ -1,8 +1,8 @@
 """Stores that workers share: whose blocks count for each worker that mounts them.
 
 A worker's events name what it put into a store, by their locality
-(`kvstate.wire.zmq_wire.decoding_shared`) or by their medium (`kvstate.shared_media`); or the store
-publishes events of its own (`kvstate.pools`). These blocks are the store's: a removal by any
+(`kvstate.wire.zmq_wire.decoding_shared`) or by their medium (`kvstate.index.shared_media`); or the
+store publishes events of its own (`pools.py`). These blocks are the store's: a removal by any
 publisher removes them for all. Most stores tell of no removals, such as files that somebody else
 deletes; so blocks are forgotten some time after they were last stored, and none of them is ever
 certain.
@@ -15,13 +15,13 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from kvstate.index import Index
+from kvstate.index.index import Index
+from kvstate.index.owner import Owner
+from kvstate.index.store_gate import StoreGate
 from kvstate.overlap import Prompt
-from kvstate.owner import Owner
-from kvstate.pools import Pool
 from kvstate.rows.format import SavedStore, SavedStoreRows
 from kvstate.steps import Steps
-from kvstate.store_gate import StoreGate
+from kvstate.stores.pools import Pool
 
 
 def _holder(store: str, model: str) -> str:
@@ -170,7 +170,7 @@ class Stores:
     def saving(self, now: float) -> Iterator[Steps[SavedStoreRows]]:
         """Yields what saves each store that can be proven later, in steps.
 
-        Not those that publish events of their own: what they removed meanwhile is never told.
+        Not those that publish events of their own: what they removed meanwhile stays unknown.
         """
         for rules in self._rules:
             for (name, model), owner in list(self._owners.items()):

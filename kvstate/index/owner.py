@@ -1,5 +1,8 @@
 """One rank of the index: applies the batches of its feed, and counts what it holds.
 
+It never sees a sequence number: the feed (`kvstate.feeds.feed`) decides what is applied, when all
+is forgotten or uncertain, and whether the rank is trusted. `index.py` has the rule for keys.
+
 Batches that the core cannot apply in one call fall back to typed events, which are applied one by
 one and whose decoder names faults. A block whose parent is unknown has no key: it waits as an
 orphan and earns no credit until the parent arrives.
@@ -16,18 +19,6 @@ from itertools import repeat
 
 import msgspec
 
-from kvstate.core import (
-    CERTAIN,
-    MAY_REPEAT,
-    OTHER_KIND,
-    UNCERTAIN,
-    WATCHES,
-    WORK,
-    Core,
-    Outcome,
-    OwnerStatus,
-    StoreResult,
-)
 from kvstate.events import (
     ALL_TAKEN,
     BatchResult,
@@ -39,16 +30,28 @@ from kvstate.events import (
     Event,
     OtherGroupStored,
 )
-from kvstate.media import MediaFold, StoreListener, has_media
-from kvstate.orphans import Orphan, Orphanage, orphans_of
+from kvstate.index.core import (
+    CERTAIN,
+    MAY_REPEAT,
+    OTHER_KIND,
+    UNCERTAIN,
+    WATCHES,
+    WORK,
+    Core,
+    Outcome,
+    OwnerStatus,
+    StoreResult,
+)
+from kvstate.index.orphans import Orphan, Orphanage, orphans_of
+from kvstate.index.shared_media import names_media, parted, without_copies
+from kvstate.index.store_gate import StoreGate
+from kvstate.index.turnover import Turnover
+from kvstate.media import MediaIds, StoreListener, has_media
 from kvstate.overlap import Prompt, Tier, Tokens, encoded, tier_of
 from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
 from kvstate.rows.format import SavedOwner
 from kvstate.seldom import is_logged
-from kvstate.shared_media import names_media, parted, without_copies
 from kvstate.steps import Steps
-from kvstate.store_gate import StoreGate
-from kvstate.turnover import Turnover
 from kvstate.wire.extras import (
     ADMISSION_FAULTS,
     DOUBTFUL_GROUP,
@@ -104,13 +107,14 @@ MAX_NUMBERED_ADAPTERS = 16
 class Stored:
     """What ranks have stored that needs more than its place in the core.
 
-    fold: brings media into the ids of tokens. listener: is told of stores, None if nobody is.
+    media_ids: stand for media in the ids of tokens. listener: takes all stores; None if there is
+    none.
     bigrams: the models for which a rank stored pages of bigrams. numbered: for each rank, the
     numbers of adapters for which it stored blocks without naming them.
     """
 
     def __init__(self, secret: int) -> None:
-        self.fold = MediaFold(secret)
+        self.media_ids = MediaIds(secret)
         self.listener: StoreListener | None = None
         self.bigrams: set[str] = set()
         self.numbered: dict[Owner, set[int]] = {}
@@ -609,7 +613,7 @@ class Owner:
         listener, names_items = self._stored.listener, has_media(event)
         if listener is not None and (names_items or listener.listens(self.worker)):
             listener.hear(self.worker, event)
-        return self._stored.fold.folded(event) if names_items else event
+        return self._stored.media_ids.with_items(event) if names_items else event
 
     def _pieces(self, event: BlocksStored) -> Iterator[BlocksStored]:
         """Splits a long chain into several, unless it will be rejected, which costs nothing."""

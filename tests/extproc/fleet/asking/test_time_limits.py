@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from extproc.fleet.asking.hearing import heard
+from extproc.fleet.asking.time_limits import answered_within
 
 SECONDS = 0.1
 
@@ -18,7 +18,7 @@ async def answer() -> str:
 
 async def test_answer_that_lay_there_while_the_router_was_held_up_is_heard() -> None:
     asyncio.get_running_loop().call_soon(time.sleep, 3 * SECONDS)
-    assert await heard(answer(), SECONDS) == "it lives"
+    assert await answered_within(answer(), SECONDS) == "it lives"
 
 
 async def test_silence_ends_the_wait_and_the_question() -> None:
@@ -31,7 +31,7 @@ async def test_silence_ends_the_wait_and_the_question() -> None:
             was_ended.set()
 
     with pytest.raises(TimeoutError):
-        await heard(silent(), SECONDS)
+        await answered_within(silent(), SECONDS)
     assert was_ended.is_set()
 
 
@@ -40,4 +40,4 @@ async def test_fault_of_a_question_is_raised() -> None:
         raise ConnectionRefusedError
 
     with pytest.raises(ConnectionRefusedError):
-        await heard(refused(), SECONDS)
+        await answered_within(refused(), SECONDS)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvstate.core import BYTES_PER_TOKEN, BlockPool
 from kvstate.events import BlockHash, BlocksStored
+from kvstate.index.core import BYTES_PER_TOKEN, BlockPool
 from kvstate.overlap import encoded
 
 # Memory of an orphan besides its bytes: the object, its names, and its share of both tables.

@@ -2,7 +2,7 @@
 
 The core, the inner part of the index, is compiled: `kvstate/native/` has its sources, and
 `kvstate/_core.pyi` describes its methods. It knows owners by number, engine hashes, tokens and
-tiers; names are in `kvstate.index`, orphans and visible counters in `kvstate.owner`.
+tiers; names are in `kvstate.index.index`, orphans and visible counters in `kvstate.index.owner`.
 """
 
 from enum import IntEnum
@@ -48,20 +48,23 @@ class StoreResult(IntEnum):
 
 
 class OwnerStatus(TypedDict):
-    """Counts of one owner.
+    """Counts of one owner."""
 
-    block_size: of its last store, 0 before the first. doubted: tiers on which nothing is certain,
-    one bit each; see `kvstate.overlap`. removed_certain: blocks that were removed while they were
-    certain, so stored since the last hole.
-    """
-
+    # Block hashes held, over all media.
     blocks: int
+    # Tokens per block of its last store, 0 before the first.
     block_size: int
+    # Tiers on which nothing is certain, one bit each; see `kvstate.overlap`.
     doubted: int
+    # Removals of blocks that were not held.
     removed_unknown: int
+    # Blocks that were removed while they were certain, so stored since the last hole.
     removed_certain: int
+    # Blocks that were stored again under their hash with other tokens.
     restored_with_other_tokens: int
+    # Stores that were rejected, since the owner holds as many blocks as it may.
     over_limit: int
+    # Copies of blocks that were not held.
     copied_unknown: int
 
 

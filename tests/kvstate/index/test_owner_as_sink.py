@@ -4,8 +4,8 @@ import pytest
 
 from kvstate.errors import WireError
 from kvstate.events import BatchResult
-from kvstate.index import Index
-from kvstate.owner import BYTES_PER_BLOCK, IndexLimits, Owner
+from kvstate.index.index import Index
+from kvstate.index.owner import BYTES_PER_BLOCK, IndexLimits, Owner
 from kvstate.steps import finished
 from tests.kvstate.publishing import block, chain, payload
 

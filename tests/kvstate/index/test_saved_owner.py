@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kvstate.events import BlocksCopied, BlocksRemoved, Event, OtherGroupStored
-from kvstate.index import Index
-from kvstate.owner import MAX_NUMBERED_ADAPTERS, IndexLimits, Owner
+from kvstate.index.index import Index
+from kvstate.index.owner import MAX_NUMBERED_ADAPTERS, IndexLimits, Owner
 from kvstate.rows.format import SavedOwner
 from kvstate.steps import finished
 from tests.kvstate.cores import new_index

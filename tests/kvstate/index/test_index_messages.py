@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from kvstate.events import BatchResult
-from kvstate.index import Index
+from kvstate.index.index import Index
+from kvstate.index.owner import Owner
 from kvstate.overlap import Overlap
-from kvstate.owner import Owner
 from kvstate.steps import finished
 from tests.kvstate.small_index import an_index, prompt, tiers
 

@@ -10,7 +10,7 @@ Answer = TypeVar("Answer")
 PARTS = 5
 
 
-async def heard(asking: Coroutine[Any, Any, Answer], seconds: float) -> Answer:
+async def answered_within(asking: Coroutine[Any, Any, Answer], seconds: float) -> Answer:
     """Returns an answer.
 
     seconds: the time limit. While the event loop is held up, an answer may lie there unread: such a

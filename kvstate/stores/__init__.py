@@ -1,0 +1,1 @@
+"""Stores that workers share, and those that publish events of their own."""
