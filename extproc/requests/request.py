@@ -1,8 +1,15 @@
 """Parses a request: finds its API, and reads the fields that determine its prompt.
 
-Each API has its own module. A prompt is keyed only if every checked release of the engine turns it
-into the same token ids; other requests get a reason and are placed by load. docs/requests.md lists
-both.
+This folder knows what clients send: the APIs of vLLM, SGLang and TensorRT-LLM, a module each, and
+what their releases read differently (`dialect`, `sglang_rules`). It turns a body into an
+`InferenceRequest`, whose prompts are a conversation, a text or token ids (`prompt`), and it changes
+bodies where a feature has to (`edits`). It knows no template, no tokenizer and no worker, and it is
+pure: bytes in, values or a `RequestError` out.
+
+The rule: a prompt is keyed only if every checked release of the engine turns it into the same token
+ids, or its dialect says how it differs. Other requests get a reason and are placed by load;
+docs/requests.md lists both. What is not understood is never skipped. Bodies are hostile: their
+size, nesting and numbers are bounded before anything is made of them (`costly_json`).
 """
 
 import re

@@ -1,4 +1,16 @@
-"""The composition root: builds everything that runs in one router, and shuts it down."""
+"""The composition root: builds everything that runs in one router, and shuts it down.
+
+This folder has processes, signals, files and the event loop. Here the rooms meet: each object gets
+what it needs when it is made, and none looks for another one. `lifetime` runs one process,
+`processes` several, of which one follows the feeds for all (`feed_role`); `handover` passes sockets
+and state to a successor, and `state_file` keeps the state for a restart.
+
+It may import every room below `extproc.commands`, and only commands import it.
+
+The rule: what a router consists of is a list of parts (`parts_of`), which start one after the other
+and stop in the reverse order. What a part uses comes before it, so that it also outlives it. A part
+that fails to start ends those before it, and one that fails to stop ends the others all the same.
+"""
 
 import asyncio
 import contextlib
