@@ -240,7 +240,7 @@ def names_of(forms: int) -> list[str]:
     return [name for form, name in FORM_NAMES.items() if form & forms]
 
 
-def blamed(forms: int) -> int:
+def forms_to_blame(forms: int) -> int:
     """Returns the forms to blame for a difference: those that releases read differently, if there
     are any; CONVERSATION and FRONT_END, which simpler requests show, only if there is no other.
     """

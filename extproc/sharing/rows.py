@@ -100,7 +100,7 @@ class RowsExchange:
         self._taken: int | None = None  # the offer that it took up
         self._came: asyncio.Future[RowsMessage] | None = None
         self._offers: OrderedDict[int, _Offer] = OrderedDict()  # by the number of who asked
-        self._giving: _Given | None = None
+        self._giving: _RowsTransfer | None = None
         self._expiry: asyncio.TimerHandle | None = None
 
     def hear(self, wire: bytes) -> None:
@@ -220,7 +220,7 @@ class RowsExchange:
     def _give(self, take: RowsTake) -> None:
         """Sends a piece of the rows, which are put together when their offer is taken up."""
         if self._giving is None and self._is_taken_up(take.offer):
-            self._giving = _Given(take.offer, self._sections(), self._limits)
+            self._giving = _RowsTransfer(take.offer, self._sections(), self._limits)
             self._keep(self._limits.keep_seconds)
         given = self._giving
         if given is None or given.offer != take.offer:
@@ -258,7 +258,7 @@ class _Offer(NamedTuple):
     ends_at: float
 
 
-class _Given:
+class _RowsTransfer:
     """Rows that are given to one router, which takes one piece after the other."""
 
     def __init__(self, offer: int, sections: AsyncIterator[bytes], limits: RowsLimits) -> None:

@@ -28,7 +28,7 @@ from extproc.requests.prompt import (
     FORM_NAMES,
     REASONING,
     TOOLS,
-    blamed,
+    forms_to_blame,
 )
 
 DIFFERENT = GoldenVerdict(
@@ -105,7 +105,7 @@ def raised(goods: Sequence[bool], bad: int, good: int) -> bool:
 def touches(finding: Finding, form: int) -> bool:
     """Whether a finding is about a form: only a stored prompt says anything about all of its."""
     forms = finding.forms if finding.kind in ("stored", "golden", "restart") else None
-    return bool((blamed(finding.forms) if forms is None else forms) & form)
+    return bool((forms_to_blame(finding.forms) if forms is None else forms) & form)
 
 
 def retold(findings: Sequence[Finding], form: int) -> Proof:

@@ -5,7 +5,7 @@ import pytest
 from extproc.commands.whatif.engines import ModelledSpeed, Request, Result, result_of
 from extproc.commands.whatif.outlook import (
     IsolationCost,
-    Measured,
+    MeasuredResults,
     Saving,
     as_json,
     least_workers,
@@ -28,11 +28,11 @@ def test_table_has_means_over_the_seeds() -> None:
 @pytest.mark.parametrize(
     ("measured", "told"),
     [
-        (Measured(3, 0.25, 0.1, 0.2, 0.3), "as recorded 25.0% 0.100 0.200 0.300 -"),
-        (Measured(3, None, None, None, None), "as recorded - - - - -"),
+        (MeasuredResults(3, 0.25, 0.1, 0.2, 0.3), "as recorded 25.0% 0.100 0.200 0.300 -"),
+        (MeasuredResults(3, None, None, None, None), "as recorded - - - - -"),
     ],
 )
-def test_table_ends_with_the_measured_figures(measured: Measured, told: str) -> None:
+def test_table_ends_with_the_measured_figures(measured: MeasuredResults, told: str) -> None:
     assert " ".join(table({"cost": [ONE]}, measured).splitlines()[-1].split()) == told
 
 
