@@ -113,9 +113,9 @@ def retold(findings: Sequence[Finding], form: int) -> Proof:
     at = list(FORM_NAMES).index(form)
     about = [one for one in findings if touches(one, form)]
     since = list(after_last(about, lambda one: one.kind == "restart"))
-    told = [one.verdicts[at].is_same for one in about if one.kind == "golden"]
+    results = [one.verdicts[at].is_same for one in about if one.kind == "golden"]
     told_since = [one.verdicts[at].is_same for one in since if one.kind == "golden"]
-    golden = told_since[-1] if told_since else (False if told and told[-1] is False else None)
+    golden = told_since[-1] if told_since else (False if results and results[-1] is False else None)
     mended = counted_since_mended(about, at)
     counts = [one.kind == "same count" for one in mended if one.kind.endswith("count")]
     stores = [one.kind == "stored" for one in since if one.kind.endswith("stored")]
@@ -167,8 +167,8 @@ def test_state_is_never_refuted_without_other_tokens_or_counts(findings: list[Fi
 def test_state_is_never_proved_without_the_same_tokens_or_stored_blocks(
     findings: list[Finding],
 ) -> None:
-    told = [one for one in findings if one.kind != "stored" and SAME not in one.verdicts]
-    proof = after(told)
+    results = [one for one in findings if one.kind != "stored" and SAME not in one.verdicts]
+    proof = after(results)
     assert all(proof.state_of(form).proof is not Proof.PROVED for form in FORM_NAMES)
 
 
