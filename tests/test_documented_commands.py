@@ -63,10 +63,10 @@ def options() -> dict[str, set[str]]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_in_sentences_exist_with_their_options(page: Path) -> None:
     known = options()
-    for told in re.findall(r"`kvsteer ([a-z][^`]*)`", page.read_text()):
-        name, *rest = told.split()
+    for shown in re.findall(r"`kvsteer ([a-z][^`]*)`", page.read_text()):
+        name, *rest = shown.split()
         if name in _OTHERS or (page.name == "CHANGELOG.md" and name not in known):
             continue
-        assert name in known, told
+        assert name in known, shown
         named = {one.partition("=")[0] for one in rest if one.startswith("--")}
-        assert named <= known[name], told
+        assert named <= known[name], shown

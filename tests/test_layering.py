@@ -158,7 +158,7 @@ def test_simulator_imports_neither_side_and_only_commands_import_it() -> None:
 
 def test_core_is_pure() -> None:
     core = [name for name in MODULES if _is_core(name)]
-    assert not {name: told for name in core if (told := [*impurities(name)])}
+    assert not {name: shown for name in core if (shown := [*impurities(name)])}
     pure = pure_modules()
     assert not {
         name: impure

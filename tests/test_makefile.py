@@ -33,19 +33,19 @@ def steps(folder: Path, programs: tuple[str, ...]) -> str:
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_machine_without_a_compiler_installs_one_and_builds_with_it(tmp_path: Path) -> None:
-    told = steps(tmp_path, ())
-    assert "-r requirements-compiler.lock" in told
-    assert "-m ziglang cc'" in told
-    assert "-m ziglang cc -shared'" in told
+    shown = steps(tmp_path, ())
+    assert "-r requirements-compiler.lock" in shown
+    assert "-m ziglang cc'" in shown
+    assert "-m ziglang cc -shared'" in shown
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 @pytest.mark.parametrize("compiler", ["cc", "gcc", "clang"])
 def test_machine_with_a_compiler_builds_with_its_own(tmp_path: Path, compiler: str) -> None:
-    told = steps(tmp_path, (compiler,))
-    assert "--editable ." in told
-    assert "ziglang" not in told
-    assert "requirements-compiler.lock" not in told
+    shown = steps(tmp_path, (compiler,))
+    assert "--editable ." in shown
+    assert "ziglang" not in shown
+    assert "requirements-compiler.lock" not in shown
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")

@@ -164,13 +164,13 @@ def test_source_distribution_links_exist_within_it(
 def test_published_page_links_to_its_repository(
     source_distribution: Path,
 ) -> None:
-    told = email.message_from_string((source_distribution / "PKG-INFO").read_text())
-    links = dict(one.split(", ") for one in told.get_all("Project-URL") or [])
+    shown = email.message_from_string((source_distribution / "PKG-INFO").read_text())
+    links = dict(one.split(", ") for one in shown.get_all("Project-URL") or [])
     assert links["Source"] == REPOSITORY
     assert links["Changelog"] == f"{REPOSITORY}/blob/v1/CHANGELOG.md"
-    targets = re.findall(r"\]\(([^)]+)\)", str(told.get_payload()))
+    targets = re.findall(r"\]\(([^)]+)\)", str(shown.get_payload()))
     assert f"{REPOSITORY}/blob/v1/docs/faq.md#why-kvsteer" in targets
-    pictures = re.findall(r'src(?:set)?="([^"]+)"', str(told.get_payload()))
+    pictures = re.findall(r'src(?:set)?="([^"]+)"', str(shown.get_payload()))
     both = [f"{REPOSITORY}/raw/v1/docs/page-desktop{one}.png" for one in ("-dark", "")]
     assert [one for one in pictures if one in both] == both
     assert [one for one in pictures if not one.startswith("https://")] == []
@@ -339,19 +339,19 @@ def test_check_notes_an_extra_that_is_not_installed(tmp_path: Path) -> None:
 def test_doctor_finds_a_feed_with_a_missing_extra(tmp_path: Path) -> None:
     (tmp_path / "kvsteer.yaml").write_text(GRPC_WORKER)
     done = without_extras(tmp_path, "doctor", "--config", "kvsteer.yaml", "--json")
-    told = "a feed over gRPC: needs the extra: pip install '.[grpc]' in a clone"
+    shown = "a feed over gRPC: needs the extra: pip install '.[grpc]' in a clone"
     assert (done.returncode, done.stdout.count("extra-missing")) == (1, 1)
-    assert told in done.stdout
+    assert shown in done.stdout
 
 
 def test_missing_extras_are_named_all_at_once(tmp_path: Path) -> None:
     shared = 'sharing: {url: "valkey://127.0.0.1:1"}'
     (tmp_path / "kvsteer.yaml").write_text(f"{GRPC_WORKER}{shared}\n")
     done = without_extras(tmp_path, "serve", "--config", "kvsteer.yaml")
-    told = (
+    shown = (
         "workers[1].events.grpc, sharing.url: need extras: pip install '.[grpc,sharing]' in a clone"
     )
-    assert done.stderr.splitlines()[-1] == f"kvsteer: {told}"
+    assert done.stderr.splitlines()[-1] == f"kvsteer: {shown}"
 
 
 def test_help_of_a_base_install_shows_every_command(tmp_path: Path) -> None:

@@ -67,5 +67,5 @@ def test_pure_modules_are_all_covered(
 ) -> None:
     modules = _pure()
     assert len(modules) > 50
-    uncovered = [told for module in modules if (told := _uncovered(module, measured))]
+    uncovered = [shown for module in modules if (shown := _uncovered(module, measured))]
     assert not uncovered, "\n".join(uncovered)

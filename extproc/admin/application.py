@@ -1,4 +1,14 @@
-"""The admin and metrics servers: access checks, errors as JSON, and sampling of the fleet."""
+"""The admin and metrics servers: access checks, errors as JSON, and sampling of the fleet.
+
+This folder is what an operator sees: the page, its JSON (`routes`), the last decisions and prompts
+(`observations`, `prefixes`, `history`), and the report of what steering gained (`report`,
+`report_page`). It may read all of a running router, and change three things: which workers drain,
+how many requests are steered, and whether events are used.
+
+The rule: it shows what the router knows, and computes nothing a second time; `/explain` asks the
+same `decide` as a request does. Whoever asks cannot make requests wait: readers, answers and what
+is kept for them are bounded. Prompts are compared here, and never shown.
+"""
 
 import asyncio
 import json

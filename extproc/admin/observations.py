@@ -34,7 +34,7 @@ class Observations:
         self.recent = RecentDecisions()
         self.prompts = RecentPrompts()
         self.history = History()
-        self._routed: dict[str, _Routed] = {}
+        self._routed: dict[str, _StepTokens] = {}
         # Each kept decision uses up a share of a second. None is kept while the shares reach
         # further ahead of the time than those of a burst; half a share allows for rounding.
         self._burst_seconds = (kept_at_once - 0.5) / KEPT_PER_SECOND
@@ -55,7 +55,7 @@ class Observations:
         if basis.prompt_tokens and worker and decision.is_steered:
             routed = self._routed.get(worker)
             if routed is None:
-                routed = self._routed[worker] = _Routed()
+                routed = self._routed[worker] = _StepTokens()
             routed.prompt_tokens += basis.prompt_tokens
             routed.held_tokens += basis.certain_tokens
             if is_kept:  # this reads every worker, so it is not done for each of very many requests
@@ -85,7 +85,7 @@ class Observations:
         fills: requests in flight and blocks of every worker. at: seconds since the epoch.
         """
         routed, self._routed = self._routed, {}
-        nothing = _Routed()
+        nothing = _StepTokens()
         figures = {
             name: Figures(*fill, *routed.get(name, nothing).figures())
             for name, fill in fills.items()
@@ -94,7 +94,7 @@ class Observations:
 
 
 @dataclass(slots=True)
-class _Routed:
+class _StepTokens:
     """Prompt tokens of one step's requests to a worker.
 
     held_tokens: tokens that it certainly held. compared_tokens: tokens of the requests for which

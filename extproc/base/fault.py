@@ -12,7 +12,7 @@ ROUTER = "router"
 NOTE = "note: "
 
 
-class Kind(NamedTuple):
+class FaultKind(NamedTuple):
     """A kind of fault.
 
     fix: what to do about it. is_logged: whether the part that finds it logs it itself, in more
@@ -25,110 +25,110 @@ class Kind(NamedTuple):
 
 
 # The kinds of faults, by code.
-KINDS: Mapping[str, Kind] = {
-    "block-size-differs": Kind("set `workers[].block_size` to the engine's, or leave it out"),
-    "bodies-compressed": Kind(
+KINDS: Mapping[str, FaultKind] = {
+    "block-size-differs": FaultKind("set `workers[].block_size` to the engine's, or leave it out"),
+    "bodies-compressed": FaultKind(
         "let Envoy decompress them: `envoy.filters.http.decompressor` before ext_proc"
     ),
-    "bodies-not-sent": Kind(
+    "bodies-not-sent": FaultKind(
         "set `request_body_mode: BUFFERED` (or FULL_DUPLEX_STREAMED) in Envoy's ext_proc filter"
     ),
-    "clock-differs": Kind(
+    "clock-differs": FaultKind(
         "synchronize the clocks (NTP); if they agree, look for what holds the events up"
     ),
-    "decisions-late": Kind(
+    "decisions-late": FaultKind(
         "give the router a core of its own, or more processes; see `kvsteer_phase_seconds`",
         alert="KvsteerDecisionsLate",
     ),
-    "discovery-fault": Kind(
+    "discovery-fault": FaultKind(
         "correct the source, or its network access and permissions",
         is_logged=True,
         alert="KvsteerDiscoveryFault",
     ),
-    "envoy-fails-open": Kind(
+    "envoy-fails-open": FaultKind(
         "set `failure_mode_allow: false` in its ext_proc filter, as `kvsteer envoy` prints it, or"
         " `isolation.fail: open`"
     ),
-    "feed-degraded": Kind(
+    "feed-degraded": FaultKind(
         "set `events.replay`, or see that it answers: with it a feed is complete again at once",
         alert="KvsteerFeedDegraded",
     ),
-    "feed-not-live": Kind(
+    "feed-not-live": FaultKind(
         "see that the engine publishes at `events`, and that the router reaches it; `kvsteer"
         " doctor` looks",
         alert="KvsteerFeedNotLive",
     ),
-    "feed-silent": Kind(
+    "feed-silent": FaultKind(
         "see that `events.topic` is empty or the publisher's, that what relays the feed passes all"
         " of it on, and that the engine publishes; `kvsteer doctor --probe` looks"
     ),
-    "feed-unsequenced": Kind(
+    "feed-unsequenced": FaultKind(
         "have the publisher, or what relays it, send [topic, 8 bytes of a number, batch] as vLLM"
         " does; `events.zmq` may name another server's port",
         is_logged=True,
     ),
-    "model-unknown": Kind(
+    "model-unknown": FaultKind(
         "name the model in `models[].name` or `aliases`, an adapter in `models[].lora`"
     ),
-    "no-full-attention": Kind(
+    "no-full-attention": FaultKind(
         "leave `events` out for its workers: without them, requests stay on their workers as well,"
         " by what was sent there"
     ),
-    "not-asked": Kind(
+    "not-asked": FaultKind(
         "give Envoy the ext_proc filter and the router's cluster (`kvsteer envoy --patch`), and see"
         " that no route switches it off; `kvsteer doctor` looks"
     ),
-    "not-delivered": Kind(
+    "not-delivered": FaultKind(
         "see that Envoy's cluster holds the workers, and that the route leads to it; `kvsteer"
         " doctor` looks",
         is_logged=True,
         alert="KvsteerNotDelivered",
     ),
-    "paths-unrecognized": Kind(
+    "paths-unrecognized": FaultKind(
         "name what Envoy's routes take away from the front of paths in `extproc.path_prefixes`, or"
         " switch ext_proc off on routes that lead to other servers"
     ),
-    "predictions-wrong": Kind(
+    "predictions-wrong": FaultKind(
         "docs/metrics.md has all causes, under Why predictions drift; it ends when 6 of the last 8"
         " predictions were right"
     ),
-    "prefix-caching-off": Kind(
+    "prefix-caching-off": FaultKind(
         "turn prefix caching on: vLLM's --enable-prefix-caching, SGLang's radix cache"
     ),
-    "routers-share-nothing": Kind(
+    "routers-share-nothing": FaultKind(
         "configure `sharing`, or `envoy.routers.choice: standby`; one router is quicker than two"
         " that share nothing"
     ),
-    "sharing-alone": Kind(
+    "sharing-alone": FaultKind(
         "see that the Valkey at `sharing.url` answers", is_logged=True, alert="KvsteerSharingAlone"
     ),
-    "tls-ends": Kind(
+    "tls-ends": FaultKind(
         "renew the certificate: new files are loaded without a restart",
         alert="KvsteerCertificateEnds",
     ),
-    "tls-files": Kind(
+    "tls-files": FaultKind(
         "correct the files of `extproc.tls`: they are loaded as soon as they are right",
         is_logged=True,
         alert="KvsteerTlsFault",
     ),
-    "tokens-differ": Kind(
+    "tokens-differ": FaultKind(
         "point `models[].tokenizer` and `models[].chat_template` to the files that the engine was"
         " started with; GET /models shows the first difference",
         is_logged=True,
         alert="KvsteerTokensDiffer",
     ),
-    "tokens-unproved": Kind(
+    "tokens-unproved": FaultKind(
         "see that a worker answers golden requests; GET /models says why none was compared",
         is_logged=True,
         alert="KvsteerTokensDoubted",
     ),
-    "worker-asleep": Kind(
+    "worker-asleep": FaultKind(
         "wake it with `POST /wake_up`, or leave it out of the fleet while it sleeps"
     ),
-    "worker-down": Kind(
+    "worker-down": FaultKind(
         "start the engine, or see why it does not answer", is_logged=True, alert="KvsteerWorkerDown"
     ),
-    "worker-several-addresses": Kind(
+    "worker-several-addresses": FaultKind(
         "use `discovery.dns`, which makes a worker of each address, or name one address",
         is_logged=True,
     ),

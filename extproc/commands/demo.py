@@ -152,20 +152,25 @@ class DemoProcess:
 
 @dataclass(frozen=True, slots=True)
 class DemoPlaces:
-    """The addresses of a running demo: URLs, and the workers as host:port.
+    """Where the parts of a running demo are: URLs, and the workers as host:port."""
 
-    config_file: the router's configuration. recording: of its requests. router: where Envoy asks
-    it. parts: all processes.
-    """
-
+    # The router's configuration.
     config_file: Path
+    # The file of the router's recording, "" without one.
     recording: str
+    # Where Envoy asks the router.
     router: str
+    # Where clients send requests.
     envoy: str
+    # The router's operator server.
     admin: str
+    # The router's server for scrapers.
     metrics: str
+    # Where the workers take requests.
     workers: Sequence[str]
+    # Where the workers' feeds are replayed.
     replays: Sequence[str]
+    # All processes.
     parts: Sequence[DemoProcess]
 
 

@@ -101,14 +101,14 @@ def _pulls(config: Config) -> Iterator[str]:
     if len(able) < 2 and not is_discovered(config):
         count = f"{len(able)} of {len(config.workers)} workers"
         yield f"{key}: nothing is pulled: {count} have a transfer_port, and two are needed"
-    yield from _doors_taken_twice(config)
+    yield from _shared_transfer_ports(config)
     if not _has_feeds(config):
         yield f"{key}: nothing is pulled: without events nobody knows what workers hold"
     if rules.price_pulls:
         yield from _without_cost(_PRICED, config)
 
 
-def _doors_taken_twice(config: Config) -> Iterator[str]:
+def _shared_transfer_ports(config: Config) -> Iterator[str]:
     """Yields a note for each worker whose blocks would be pulled from another one."""
     owners: dict[address.Address, int] = {}
     for position, worker in enumerate(config.workers):

@@ -26,22 +26,23 @@ def _nothing(_: WorkerEvents) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FeedAddress:
-    """A key of `WorkerEvents` that has an address.
+    """A key of `WorkerEvents` that has an address."""
 
-    key: its name. parse: reads it. scheme: what stands before its host and port. found_key: the key
-    of `EventPorts` with its port, "" if discovered workers have none. is_switch: that key is true
-    or false instead, and the port is the one for requests. is_by_rank: rank r has the port + r.
-    may_bind: with `bind`, KVSteer listens there. beside: what, besides the address, no two workers
-    may have in common.
-    """
-
+    # The key's name.
     key: str
+    # Reads its address.
     parse: Callable[[str], Address]
+    # What stands before its host and port.
     scheme: str = ""
+    # The key of `EventPorts` with its port, "" if discovered workers have none.
     found_key: str = ""
+    # Whether that key is true or false instead, and the port is the one for requests.
     is_switch: bool = False
+    # Whether rank r has the port + r.
     is_by_rank: bool = False
+    # Whether KVSteer listens there with `bind`.
     may_bind: bool = False
+    # What, besides the address, no two workers may have in common.
     beside: Callable[[WorkerEvents], object] = _nothing
 
     def ports(self, events: WorkerEvents | EventPorts) -> int:
@@ -75,22 +76,23 @@ class FeedAddress:
 
 @dataclass(frozen=True, slots=True)
 class FeedKind(Generic[Source]):
-    """A kind of feed.
+    """A kind of feed."""
 
-    addresses: the first has the key that names such a feed; the others need that key. flags: more
-    keys that need it. made: the type of its sources. read: returns the source that is configured.
-    place: returns where a source is, in words. is_consumed: each event goes to one caller, so that
-    nobody may read along. names_stored: its events name blocks that lie in a store. extra: the one
-    that its transport needs, "" for none.
-    """
-
+    # The first has the key that names such a feed; the others need that key.
     addresses: tuple[FeedAddress, ...]
+    # The type of its sources.
     made: type[Source]
+    # Returns the source that is configured.
     read: Callable[[WorkerEvents], Source]
+    # Returns where a source is, in words.
     place: Callable[[Source], str]
+    # More keys that need the first one.
     flags: tuple[str, ...] = ()
+    # Whether each event goes to one caller, so that nobody may read along.
     is_consumed: bool = False
+    # Whether its events name blocks that lie in a store.
     names_stored: bool = False
+    # The extra of this package that its transport needs, "" for none.
     extra: str = ""
 
     @property

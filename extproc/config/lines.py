@@ -11,7 +11,7 @@ import yaml
 _ITEM = re.compile(r"[a-z_.]*(?:\[\d+\])+")
 
 
-class _Place(NamedTuple):
+class _Position(NamedTuple):
     """Where a key stands: characters before it, and its line, from 1."""
 
     before: int
@@ -19,7 +19,7 @@ class _Place(NamedTuple):
 
 
 # After every key.
-_NOWHERE = _Place(sys.maxsize, 0)
+_NOWHERE = _Position(sys.maxsize, 0)
 
 
 def in_order(text: str | bytes, faults: Iterable[str]) -> list[str]:
@@ -37,7 +37,7 @@ def in_order(text: str | bytes, faults: Iterable[str]) -> list[str]:
     return [_with_line(fault, place, places) for place, fault in placed]
 
 
-def _places_in(text: str | bytes) -> Mapping[str, _Place]:
+def _places_in(text: str | bytes) -> Mapping[str, _Position]:
     try:
         root = yaml.compose(text, yaml.SafeLoader)
         return {} if root is None else dict(_places(root, "", set()))
@@ -45,13 +45,13 @@ def _places_in(text: str | bytes) -> Mapping[str, _Place]:
         return {}
 
 
-def _place_of(key: str, places: Mapping[str, _Place]) -> _Place | None:
+def _place_of(key: str, places: Mapping[str, _Position]) -> _Position | None:
     while key and key not in places:
         key = key[: max(key.rfind("."), key.rfind("["), 0)]
     return places[key] if key else None
 
 
-def _with_line(fault: str, place: _Place | None, places: Mapping[str, _Place]) -> str:
+def _with_line(fault: str, place: _Position | None, places: Mapping[str, _Position]) -> str:
     if place is None or "in line " in fault:
         return fault
     words = fault.partition(": ")[2]
@@ -61,7 +61,7 @@ def _with_line(fault: str, place: _Place | None, places: Mapping[str, _Place]) -
     return f"{fault} (line {place.line}{''.join(others)})"
 
 
-def _places(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[str, _Place]]:
+def _places(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[str, _Position]]:
     """Yields each key and item with its place.
 
     seen: the nodes visited before; an alias leads back to one, perhaps in a circle.
@@ -83,5 +83,5 @@ def _places(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[str, _
             yield from _places(value, where, seen)
 
 
-def _place(node: yaml.Node) -> _Place:
-    return _Place(node.start_mark.index, node.start_mark.line + 1)
+def _place(node: yaml.Node) -> _Position:
+    return _Position(node.start_mark.index, node.start_mark.line + 1)

@@ -29,23 +29,26 @@ if TYPE_CHECKING:  # whose choices of a policy's name are the entries below
 
 
 class PolicyInput(msgspec.Struct, frozen=True, gc=False):
-    """The input of a policy; what takes time is computed on demand.
+    """The input of a policy; what takes time is computed on demand."""
 
-    rules: the settings. prompt_tokens: the request's. costs, saved: tokens for each worker.
-    in_flight: requests on each worker, others' reported ones included. endpoints: ip:port of each
-    worker. turn: requests placed so far. session: the client's session, "" without one. header: the
-    value of the header that the policy's entry reads, its values joined with commas if there are
-    several; b"" without one.
-    """
-
+    # The settings of all policies.
     rules: "Policy"
+    # How many tokens the request's prompts have.
     prompt_tokens: float
+    # For each worker, what the request costs there, in tokens.
     costs: list[float]
+    # For each worker, the prompt tokens that it need not compute.
     saved: Callable[[], Sequence[float]]
+    # Requests on each worker, others' reported ones included.
     in_flight: Callable[[], list[float]]
+    # The ip:port of each worker.
     endpoints: Callable[[], Sequence[str]]
+    # How many requests were placed so far.
     turn: int
+    # The client's session, "" without one.
     session: str = ""
+    # The value of the header that the policy's entry reads, its values joined with commas if there
+    # are several; b"" without one.
     header: bytes = b""
 
 

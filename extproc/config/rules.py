@@ -384,7 +384,7 @@ def listener_faults(config: Config) -> Iterator[str]:
         _router_tls,
         _processes,
         _feeds_of_processes,
-        _taken_twice,
+        _listeners_on_one_address,
     ):
         yield from until_wrong(rule, config)
 
@@ -539,7 +539,7 @@ def _router_tls(config: Config) -> Iterator[str]:
         yield "envoy.router_tls: needs certificate and key: extproc.tls.client_ca requires them"
 
 
-def _taken_twice(config: Config) -> Iterator[str]:
+def _listeners_on_one_address(config: Config) -> Iterator[str]:
     """Yields a fault for each address that two servers would listen on."""
     ours = [*_all_listeners(config)]
     theirs = [*_address_at(config, "envoy.listen", "envoy.admin")]

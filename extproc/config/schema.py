@@ -1,6 +1,16 @@
 """The configuration as dataclasses: each section is one, each key a field made by `setting`.
 
-docs/configuration.md lists every key; a test compares it with the fields here.
+This folder turns a file into one frozen object, or into a list of all that is wrong with it. What a
+key means, its unit and its bounds stand at its field, here and in `sections`; docs/configuration.md
+lists every key, and a test compares it with the fields. `reader` reads types and bounds,
+`rules` and `fleet_rules` what only several keys together can break, and `feature_doubts` what is
+allowed but does nothing. Sets that others look up stand here too: policies (`policies`), kinds of
+feeds (`feed_kinds`), headers that the router owns (`owned_headers`).
+
+It may know what files hold and what exists to be configured. It opens no socket and starts nothing.
+
+The rule: a configuration is checked once, as a whole, before anything starts. What has passed is
+never changed nor checked again, and whoever gets a section may rely on it.
 Units are in the names: _ms milliseconds, _bytes bytes, _tokens tokens.
 """
 

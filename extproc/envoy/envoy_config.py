@@ -1,5 +1,14 @@
 """The envoy.yaml for a configuration, as `kvsteer envoy` prints it.
 
+This folder knows Envoy's configuration: it prints a whole one (here), adds the router to one that
+exists (`envoy_patch`, `yaml_edit`), and writes the files by which Envoy follows the workers
+(`endpoint_files`). It may know the router's configuration, and nothing that runs: all but the
+reading of files by commands is pure.
+
+The rule: how Envoy is set up follows from the router's configuration, and what a user wrote stays
+as it was, comments included, or the patch is refused. A client's own headers of the names that the
+router owns are removed before it is asked.
+
 It is built from envoy-data-plane's messages, so that a misspelt field fails here and not in Envoy.
 envoy/envoy.yaml is an example of the output that explains each setting. The messages need the extra
 `envoy`, so no module of the running router imports this one.

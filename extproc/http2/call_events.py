@@ -9,7 +9,8 @@ CallEvent = tuple[int, int, Any]
 OPENED: Final = 0
 # A part of a long message came, not the last part.
 PART: Final = 1
-# A message came, or the last part of a long one: bytes, or what `Reading.decoder` made of them.
+# A message came, or the last part of a long one: bytes, or what `MethodDecoder.decoder` made of
+# them.
 MESSAGE: Final = 2
 # The request has ended, and all its messages were given.
 ENDED: Final = 3

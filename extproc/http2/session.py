@@ -1,5 +1,15 @@
 """Opens sessions: the gRPC calls of one connection, bytes in, events and bytes out.
 
+This folder is HTTP/2 and gRPC's framing, and nothing else: a session turns the bytes of one
+connection into events of its calls (`call_events`), and answers into bytes. It has no socket, no
+clock and no task: `extproc.serving` reads and writes, and calls `tick` at regular times. It knows
+neither Envoy's messages nor requests; which messages are decoded on the way, it is given
+(`method_decoder`).
+
+The rule: whatever a peer sends costs a bounded amount, and ends at worst its own call or
+connection; `limits` says how much of each thing is allowed, with the reason, and `Session.fault`
+what was broken.
+
 `extproc/native/` has the session, and the stub of `extproc._core` its interface. Tests compare it
 with a session in Python, event by event and byte by byte (tests/oracles/http2).
 """

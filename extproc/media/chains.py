@@ -23,20 +23,23 @@ _MAX_ENDS = 64
 
 
 class Chain(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """Blocks that a worker stored one after the other.
+    """Blocks that a worker stored one after the other."""
 
-    last: the hash of the last one. is_root: whether the first begins a prompt. block_size: in
-    tokens. tokens: their ids, as published. starts: where items begin. lora: their adapter. salt:
-    the keys of the root that name no item. number: of its last store, in the order of all.
-    """
-
+    # The hash of the last block.
     last: BlockHash
+    # Whether the first block begins a prompt.
     is_root: bool
+    # How many tokens a block has.
     block_size: int
+    # The ids of all blocks' tokens, as published.
     tokens: Tokens
+    # Where items begin.
     starts: tuple[ItemStart, ...]
+    # The adapter of the blocks, None for none.
     lora: str | int | None
+    # The keys of the root that name no item.
     salt: Extra
+    # The number of its last store, in the order of all.
     number: int
 
     @classmethod

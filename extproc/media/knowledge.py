@@ -1,4 +1,17 @@
-"""What a router knows of media items: their digests, their identities, and how long they are."""
+"""What a router knows of media items: their digests, their identities, and how long they are.
+
+An image has as many token ids as the engine's processor makes of it, and the ids that count in its
+block hashes are the engine's own. Nobody computes either here: both are learned from what workers
+store for requests (`learning`, `chains`), and kept by the digest of what the client sent
+(`identities`). A prompt with media is keyed up to its first unknown item, and weighed by averages
+behind it (`averages`).
+
+This folder may know prompts' ids and stored blocks. It knows no worker's load and decides nothing;
+all but the clock that it is given is pure.
+
+The rule: an item counts as known only while one explanation of the stored blocks is left. Two that
+fit teach nothing, and a contradiction makes an item unknown again.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

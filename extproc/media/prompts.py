@@ -15,21 +15,21 @@ MAX_PROMPT_TOKENS = 4 * 1024 * 1024
 
 
 class MediaPrompt(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """The prompt of a request with media, as its template writes it.
+    """The prompt of a request with media, as its template writes it."""
 
-    model, lora, salt: as in `Prompt`. texts: the ids before, between and behind the items. written:
-    what the template writes for each item, in whose place the engine puts its own ids. items: in
-    order. keys: theirs in the table of identities. has_own_ids: whether the engine tells items
-    apart by their ids, as SGLang does.
-    """
-
+    # This and the next two: as in `Prompt`.
     model: str
     lora: str | None
     salt: str | None
+    # The ids before, between and behind the items.
     texts: tuple[Tokens, ...]
+    # What the template writes for each item, in whose place the engine puts its own ids.
     written: tuple[Tokens, ...]
+    # The media items, in order.
     items: tuple[Item, ...]
+    # The keys of the items in the table of identities.
     keys: tuple[bytes, ...]
+    # Whether the engine tells items apart by their ids, as SGLang does.
     has_own_ids: bool = False
 
     @property

@@ -33,8 +33,8 @@ from extproc.requests.prompt import (
     Prompt,
     Text,
     TokenIds,
-    blamed,
     forms_of,
+    forms_to_blame,
 )
 from extproc.tokenizing.remote_tokenizer_wire import PATH, answered, question
 from kvstate.overlap import Tokens, shared_tokens
@@ -364,8 +364,12 @@ def comparison(tokens: Iterable[GoldenTokens], text_of: TextOf) -> Comparison:
         else:
             verdict = GoldenVerdict(False, in_words(different), different)
             first = first or verdict
-            _note(found, golden.forms & ~blamed(golden.forms), GoldenVerdict(None, verdict.reason))
-            _note(found, blamed(golden.forms), verdict)
+            _note(
+                found,
+                golden.forms & ~forms_to_blame(golden.forms),
+                GoldenVerdict(None, verdict.reason),
+            )
+            _note(found, forms_to_blame(golden.forms), verdict)
     if first is not None and found.get(CONVERSATION, first).is_same is None:
         found = {form: first if one.is_same is None else one for form, one in found.items()}
     return Comparison(compared, found, why if found else "no golden request is keyed here")

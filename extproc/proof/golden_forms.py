@@ -150,7 +150,7 @@ QUESTIONS: Sequence[FormQuestion] = (
 )
 
 
-class _Rendered(Protocol):
+class _RenderedPrompt(Protocol):
     """A prompt that is rendered (`extproc.tokenizing.tokens.Started`)."""
 
     @property
@@ -165,7 +165,7 @@ class _Rendered(Protocol):
 class FormEncoder(GoldenEncoder, Protocol):
     """KVSteer's tokenizer of a model, which tells the forms of prompts as well."""
 
-    def start(self, prompt: Prompt) -> _Rendered:
+    def start(self, prompt: Prompt) -> _RenderedPrompt:
         """Renders a prompt.
 
         Raises:
@@ -341,6 +341,6 @@ def verdicts(results: Sequence[OwnAnswer], text_of: TextOf, known: int) -> dict[
             different.append((own.forms, GoldenVerdict(False, why, found)))
     verdicts = {form: GoldenVerdict(is_same=True) for form in FORM_NAMES if form & same & ~known}
     for forms, verdict in different:
-        blamed = forms & ~same or forms
-        verdicts |= {form: verdict for form in FORM_NAMES if form & blamed}
+        forms_to_blame = forms & ~same or forms
+        verdicts |= {form: verdict for form in FORM_NAMES if form & forms_to_blame}
     return verdicts

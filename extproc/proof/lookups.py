@@ -52,25 +52,29 @@ MAX_UNPROVED_TOKENS = 65_536
 
 @dataclass(eq=False, slots=True)
 class SentRequest:
-    """A request in flight to a worker.
+    """A request in flight to a worker."""
 
-    held_tokens: how many tokens of its prompt the worker held before. batches: how many batches its
-    feed had sent by then. slot: where the index watches for its prompt. block_size: the one for
-    which it does, None if it cannot. ended_at: None while it lasts. live_batches: how many batches
-    of its feed had come live by then. is_answered: whether an answer began that is no failure.
-    is_shown: whether it has shown already whether its tokens were stored.
-    """
-
+    # The prompt that was sent.
     prompt: Prompt
+    # The forms of the prompt.
     forms: int
+    # How many tokens of its prompt the worker held before.
     held_tokens: int
+    # How many batches its feed had sent by then.
     batches: int
+    # When it was sent, in seconds of one monotonic clock.
     sent_at: float
+    # Where the index watches for its prompt.
     slot: int = 0
+    # The block size for which the index watches, None if it cannot.
     block_size: int | None = None
+    # When it ended, in seconds; None while it lasts.
     ended_at: float | None = None
+    # How many batches of its feed had come live by then.
     live_batches: int = 0
+    # Whether an answer began that is no failure.
     is_answered: bool = False
+    # Whether it has shown already whether its tokens were stored.
     is_shown: bool = False
 
     def is_long(self, now: float) -> bool:

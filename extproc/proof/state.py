@@ -51,7 +51,7 @@ from extproc.requests.prompt import (
     DAYS,
     FORM_NAMES,
     TEXT,
-    blamed,
+    forms_to_blame,
 )
 
 # How many of them must be other counts before a form is refuted, and how many equal ones in a row
@@ -319,7 +319,7 @@ class TokenProof:
     def look_up(self, forms: int, now: float, *, is_stored: bool) -> None:
         """Takes whether the prompt of a request of these forms was stored whole."""
         self.findings[MATCHED if is_stored else WITHOUT_EVIDENCE] += 1
-        for form in _each(forms if is_stored else blamed(forms)):
+        for form in _each(forms if is_stored else forms_to_blame(forms)):
             self._forms[form].look_up(now, is_stored=is_stored)
         self._note()
 
@@ -327,7 +327,7 @@ class TokenProof:
         """Takes how many tokens the prompt of a request of these forms has, here and there."""
         if ours != engines:
             self.findings[MISMATCHED] += 1
-        for form in _each(blamed(forms)):
+        for form in _each(forms_to_blame(forms)):
             self._forms[form].count(ours, engines, now)
         self._note()
 

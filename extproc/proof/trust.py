@@ -1,4 +1,15 @@
-"""Feeds the state of workers' tokens from live requests, and lowers credit where they differ."""
+"""Feeds the state of workers' tokens from live requests, and lowers credit where they differ.
+
+This folder asks one question: are the token ids that are computed here those of the engine? Golden
+requests ask it at the start (`golden`, `golden_forms`), stored blocks and usage answer it for live
+requests (`lookups`, `recurring`), and `state` has the table of what each answer proves, by form.
+
+It may know prompts, forms, and what workers hold. It decides nothing about requests: it turns
+overlaps into certain or uncertain ones, and the decision weighs those.
+
+The rule: what is not proved is uncertain, and what is refuted counts for nothing, whatever else
+speaks for it.
+"""
 
 import logging
 import time

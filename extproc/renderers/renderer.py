@@ -1,4 +1,17 @@
-"""The interface of a renderer in code: one for each family of models, in a module of its own."""
+"""The interface of a renderer in code: one for each family of models, in a module of its own.
+
+Some models have no chat template, or engines do not use it: their conversations are written by
+code, of the engine or of the checkpoint. This folder has such code written anew, by the behaviour
+of the engine's: gpt-oss (`harmony`), DeepSeek, Kimi, Mistral. Like a template it turns a
+conversation into text, or into segments, where control tokens must not be confused with a user's
+text (`segments`).
+
+It may know conversations and dialects. It knows no token ids, no files and no worker, and is pure;
+`extproc.tokenizing.families` says which model gets which renderer.
+
+The rule: the same text as the engine's, or a `RequestError` that names the reason. What an engine
+refuses is refused, and what was not compared with its code is not guessed (`refusing`).
+"""
 
 from typing import Protocol
 

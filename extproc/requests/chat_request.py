@@ -538,24 +538,27 @@ PATH = "/v1/chat/completions"
 class ChatOptions(msgspec.Struct, frozen=True, gc=False):
     """The options besides the messages that determine the prompt of a conversation.
 
-    Field names are the request's; template_kwargs is its chat_template_kwargs. tools: as templates
-    get them. orders_calls,
-    calls_by_text: as in `messages_of`. may_have_no_tools: `tools` may be an empty list. effort,
-    effort_rule, dialect, forms, processor_arguments, takes_defaults: as in `Chat`.
+    Fields without a comment are the request's, of the same name.
     """
 
     chat_template: str | None = None
+    # The request's chat_template_kwargs.
     template_kwargs: dict[str, Any] | None = None
+    # The tools as templates get them.
     tools: PrintedTools | None = None
     tool_choice: object = None
+    # Whether `tools` may be an empty list.
     may_have_no_tools: bool = False
     response_format: object = None
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
+    # As in `messages_of`.
     orders_calls: bool = True
+    # As in `messages_of`.
     calls_by_text: bool = False
+    # This and what follows: as in `Chat`.
     effort: str = ""
     effort_rule: Effort | None = None
     dialect: Dialect | None = None

@@ -100,61 +100,69 @@ class ToolFields(Enum):
 
 
 class Dialect(msgspec.Struct, frozen=True, gc=False):
-    """The rules of a range of releases.
+    """The rules of a range of releases."""
 
-    name: what is shown of it. merges_developers: a developer's turn becomes a system turn where the
-    template knows no such role, and all system turns become one, with blank lines between.
-    keeps_part_fields: templates get the other fields of text parts. drops_billing_line: the first
-    line of a system turn is left out if it is a client's billing header. turns_off_thinking:
-    `thinking: disabled` sets an effort; which one, the template decides. responses_effort,
-    messages_effort: as effort, in these APIs. adds_special_tokens: tokenizing a response's text
-    does. flattens_namespaces: the functions of a response's namespace are tools of their own.
-    merges_turns: a response's items that are one turn of the model become one message.
-    merges_texts: so do texts of the model that are no output message. takes_custom_tools: as
-    functions with one text. takes_arguments: templates of Anthropic's messages and of responses get
-    `chat_template_kwargs`. drops_unset: without those that are null or "auto".
-    keeps_tools_for_none: Responses' templates get tools although tool_choice is "none", by default.
-    is_foreign: the engine has conversions of its own, which are
-    not held here: only conversations of texts that end with the user's turn are known to be alike.
-    given_ids: what becomes of token ids that a request brings.
-    empties_arguments: those of a call that are no JSON object become an empty one.
-    takes_mistral: --tokenizer-mode is "mistral" by itself where the files are Mistral's.
-    results_are_questions: DeepSeek V4.1's code takes results of tools alone for a question.
-    is_rust: the engine's Rust front end reads the requests: of conversations, only vLLM's chat
-    completions are known, by rules that replace all others (`rust_chat`).
-    sglang: SGLang's rules, which replace all others; None for other engines. has_own_template: the
-    worker was started with another template, or with arguments for it, so that no conversation is
-    keyed.
-    """
-
+    # The name by which it is shown.
     name: str
+    # Where system turns among the messages of Anthropic's API go.
     inline_system: InlineSystem = InlineSystem.PROBED
+    # From which keys of a turn its reasoning is read.
     reasoning: Reasoning = Reasoning.RENAMED
+    # What templates of chat completions get of an effort.
     effort: Effort = Effort.SWITCHES
+    # What those of responses get of it.
     responses_effort: Effort = Effort.SWITCHES
+    # What those of Anthropic's messages get of it.
     messages_effort: Effort = Effort.SWITCHES
+    # The rule that finds whether a template expects parts.
     format: Format = Format.NEWEST
+    # The fields of a function in Responses' tools that templates get.
     tools: Printed = Printed.AS_CHAT
+    # Whether a developer's turn becomes a system turn where the template knows no such role, and
+    # all system turns become one, with blank lines between.
     merges_developers: bool = True
+    # Whether templates get the other fields of text parts.
     keeps_part_fields: bool = True
+    # Whether the first line of a system turn is left out if it is a client's billing header.
     drops_billing_line: bool = True
+    # Whether `thinking: disabled` sets an effort; which one, the template decides.
     turns_off_thinking: bool = True
+    # Whether tokenizing a response's text adds special tokens.
     adds_special_tokens: bool = True
+    # Whether the functions of a response's namespace are tools of their own.
     flattens_namespaces: bool = True
+    # Whether a response's items that are one turn of the model become one message.
     merges_turns: bool = True
+    # Whether so do texts of the model that are no output message.
     merges_texts: bool = True
+    # Whether custom tools become functions with one text.
     takes_custom_tools: bool = True
+    # The fields of a chat completion's tools that templates get.
     tool_fields: ToolFields = ToolFields.NAMED
+    # Whether templates of Anthropic's messages and of responses get `chat_template_kwargs`.
     takes_arguments: bool = True
+    # Whether they get them without those that are null or "auto".
     drops_unset: bool = True
+    # Whether Responses' templates get tools although tool_choice is "none", by default.
     keeps_tools_for_none: bool = True
+    # What becomes of token ids that a request brings.
     given_ids: GivenIdsRule = GivenIdsRule.CHECKED
+    # Whether a call's arguments that are no JSON object become an empty one.
     empties_arguments: bool = True
+    # Whether --tokenizer-mode is "mistral" by itself where the files are Mistral's.
     takes_mistral: bool = True
+    # Whether DeepSeek V4.1's code takes results of tools alone for a question.
     results_are_questions: bool = False
+    # Whether the engine has conversions of its own, which are not held here: only conversations of
+    # texts that end with the user's turn are known to be alike.
     is_foreign: bool = False
+    # Whether the worker was started with another template, or with arguments for it, so that no
+    # conversation is keyed.
     has_own_template: bool = False
+    # Whether the engine's Rust front end reads the requests: of conversations, only vLLM's chat
+    # completions are known, by rules that replace all others (`rust_chat`).
     is_rust: bool = False
+    # SGLang's rules, which replace all others; None for other engines.
     sglang: SglangRules | None = None
 
     @property

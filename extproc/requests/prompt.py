@@ -57,49 +57,49 @@ class Conversion(msgspec.Struct, frozen=True, gc=False):
 
 
 class Chat(msgspec.Struct, frozen=True, gc=False):
-    """A conversation, as the chat template gets it.
+    """A conversation, as the chat template gets it."""
 
-    messages: content is a text, None, or a list of parts: {"type": "text", "text": ...}, with the
-        client's other fields, and for media {"type": "image"}, "audio" or "video".
-    effort: the reasoning effort that the request sets, "" if none, DISABLED if it switches thinking
-        off. effort_rule: what templates get of it, None if that is not known.
-    has_media: a part is not text. Only the engine's processor knows its number of tokens.
-    special_tokens_vary: releases of the engine disagree on add_special_tokens here; without a
-        dialect, the ids are certain only if the tokenizer adds no special tokens by itself.
-    dialect: the rules for what releases do differently; None if there are none, so that such a
-        conversation is not keyed. forms: those under which reading the request has put it.
-    media: the media parts in order, as the client wrote them. processor_arguments: how the engine
-        is to read them, {} for nothing.
-    sent: the messages before they were parsed for templates, in the form of chat completions.
-    response: what a response request sent, None for other APIs. is_truncated: the request asks for
-        the last tokens only (`InferenceRequest.keep_last_tokens`).
-    conversion: what SGLang's conversion needs besides; None for other engines.
-    tool_choice: "required" or "none", if the request has tools and says so, else "".
-    response_format: the form of the answer, as the client wrote it; None for any. Templates get
-        neither.
-    takes_defaults: whether the engine's own arguments for templates hold for this API.
-    roles: those of the messages, if each has only a role (user, assistant or system) and a text;
-        None otherwise, or if that is not known.
-    """
-
+    # The content of each is a text, None, or a list of parts: {"type": "text", "text": ...}, with
+    # the client's other fields, and for media {"type": "image"}, "audio" or "video".
     messages: list[dict[str, Any]]
+    # What templates get besides the messages, by name.
     variables: dict[str, Any]
+    # Whether the tokenizer adds its special tokens to the rendered text.
     add_special_tokens: bool = False
+    # The reasoning effort that the request sets, "" if none, DISABLED if it switches thinking off.
     effort: str = ""
+    # What templates get of the effort, None if that is not known.
     effort_rule: Effort | None = None
+    # Whether a part is not text. Only the engine's processor knows its number of tokens.
     has_media: bool = False
+    # Whether releases of the engine disagree on add_special_tokens here; without a dialect, the ids
+    # are certain only if the tokenizer adds no special tokens by itself.
     special_tokens_vary: bool = False
+    # The rules for what releases do differently; None if there are none, so that such a
+    # conversation is not keyed.
     dialect: Dialect | None = None
+    # The forms under which reading the request has put it.
     forms: int = 0
+    # The media parts in order, as the client wrote them.
     media: tuple[MediaPart, ...] = ()
+    # How the engine is to read the media, {} for nothing.
     processor_arguments: Mapping[str, Any] = {}
+    # The messages before they were parsed for templates, in the form of chat completions.
     sent: list[dict[str, Any]] = []
+    # What a response request sent, None for other APIs.
     response: Response | None = None
+    # Whether the request asks for the last tokens only (`InferenceRequest.keep_last_tokens`).
     is_truncated: bool = False
+    # What SGLang's conversion needs besides; None for other engines.
     conversion: Conversion | None = None
+    # "required" or "none", if the request has tools and says so, else "". Templates do not get it.
     tool_choice: str = ""
+    # The form of the answer, as the client wrote it; None for any. Templates do not get it.
     response_format: Any = None
+    # The roles of the messages, if each has only a role (user, assistant or system) and a text;
+    # None otherwise, or if that is not known.
     roles: tuple[str, ...] | None = None
+    # Whether the engine's own arguments for templates hold for this API.
     takes_defaults: bool = True
 
     @property
@@ -240,7 +240,7 @@ def names_of(forms: int) -> list[str]:
     return [name for form, name in FORM_NAMES.items() if form & forms]
 
 
-def blamed(forms: int) -> int:
+def forms_to_blame(forms: int) -> int:
     """Returns the forms to blame for a difference: those that releases read differently, if there
     are any; CONVERSATION and FRONT_END, which simpler requests show, only if there is no other.
     """

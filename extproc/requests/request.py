@@ -1,8 +1,15 @@
 """Parses a request: finds its API, and reads the fields that determine its prompt.
 
-Each API has its own module. A prompt is keyed only if every checked release of the engine turns it
-into the same token ids; other requests get a reason and are placed by load. docs/requests.md lists
-both.
+This folder knows what clients send: the APIs of vLLM, SGLang and TensorRT-LLM, a module each, and
+what their releases read differently (`dialect`, `sglang_rules`). It turns a body into an
+`InferenceRequest`, whose prompts are a conversation, a text or token ids (`prompt`), and it changes
+bodies where a feature has to (`edits`). It knows no template, no tokenizer and no worker, and it is
+pure: bytes in, values or a `RequestError` out.
+
+The rule: a prompt is keyed only if every checked release of the engine turns it into the same token
+ids, or its dialect says how it differs. Other requests get a reason and are placed by load;
+docs/requests.md lists both. What is not understood is never skipped. Bodies are hostile: their
+size, nesting and numbers are bounded before anything is made of them (`costly_json`).
 """
 
 import re
@@ -165,24 +172,27 @@ UNREAD = frozenset({"body_too_large", "body_not_buffered"})
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
-    """The parts of a request's headers on which its treatment depends.
+    """The parts of a request's headers on which its treatment depends."""
 
-    content_length: in bytes, None if unknown. policy: the policy named in its header, None without
-    one. subset: the endpoints (ip:port) that the proxy allows, None for all. session: the client's
-    session named in its header, "" without one. conversation: the value of the header by which
-    requests are steered together, "" without one. request_id: the request's own, "" without one.
-    traceparent: that header, "" without one. encoding: of the body, "" if it is not compressed.
-    """
-
+    # The HTTP method.
     method: str
+    # The path, as `path_of` returns it.
     path: str
+    # The body's length in bytes, None if it is not known.
     content_length: int | None
+    # The policy named in its header, None without one.
     policy: str | None = None
+    # The endpoints (ip:port) that the proxy allows, None for all.
     subset: frozenset[str] | None = None
+    # The client's session named in its header, "" without one.
     session: str = ""
+    # The value of the header by which requests are steered together, "" without one.
     conversation: str = ""
+    # The id that the request has of its own, "" without one.
     request_id: str = ""
+    # The header of this name, "" without one.
     traceparent: str = ""
+    # The encoding of the body, "" if it is not compressed.
     encoding: str = ""
 
 

@@ -107,23 +107,24 @@ _body = msgspec.json.Decoder(_SglangChatBody)
 
 
 class TemplateSettings(msgspec.Struct, frozen=True, gc=False):
-    """What a request says besides its messages.
+    """What a request says besides its messages."""
 
-    tools: as templates get them, None for none. effort: "" for none; sets_switches: whether it sets
-    the arguments that switch thinking. is_enabled: whether thinking is asked for besides. merged,
-    thinking, thinking_config, checks_calls: as in `Conversion`. media: by which the engine reads
-    the media.
-    """
-
+    # The tools as templates get them, None for none.
     tools: Messages | None = None
+    # The effort, "" for none.
     effort: str | float = ""
+    # Whether the effort sets the arguments that switch thinking.
     sets_switches: bool = True
+    # Whether thinking is asked for besides.
     is_enabled: bool = False
+    # The request's own arguments for the template, None for none.
     keywords: Mapping[str, Any] | None = None
+    # This and the next three: as in `Conversion`.
     merged: Messages | None = None
     thinking: bool | None = None
     thinking_config: Any = None
     checks_calls: bool = True
+    # The fields by which the engine reads the media.
     media: MediaFields = _NO_FIELDS
 
 

@@ -37,48 +37,52 @@ class Wrapping(NamedTuple):
 
 
 class SglangRules(msgspec.Struct, frozen=True, gc=False):
-    """The rules of a range of SGLang's releases, for one worker.
+    """The rules of a range of SGLang's releases, for one worker."""
 
-    converts: messages and responses are read in full; before, only plain texts are alike.
-    default_effort: what templates get where a request sets no effort. switches: what an effort
-    sets. keeps_tool_order: the keys of functions stay as clients wrote them, and unset ones are
-    left out; before, all are printed in one order. prints_deferral: tools have `defer_loading`.
-    joins_tool_texts: the texts of a tool's result are joined by spaces, whatever the template
-    takes. labels_developers: a developer's turn in a response begins with a label.
-    takes_custom_tools: as functions with one text, and reasoning that comes back is read.
-    joins_outputs: the parts of a tool's output in a response are one text. splits_references: in a
-    tool's result in messages, references to tools are turns of their own. keeps_phases: a model's
-    turn may name its phase; adds_to_reasoning: one with a phase is added to reasoning before it,
-    else only to a turn of the same phase. keeps_prefixes: turns may have a `prefix`. takes_strict:
-    tools in messages may be `strict`.
-    keeps_system_turns: in responses, where the template renders them. changes_minimax_m3: the
-    conversations of this model (`extproc.templates.minimax_m3`). reads_strictly: bodies are read
-    by orjson, which refuses what `odd_json` is about. wrapping: of the worker's
-    reasoning parser, None if it has none. enable_multimodal: as in `PromptArguments`.
-    keywords: the JSON of the worker's own arguments for templates, if they are known and others
-    than the configured ones; else None.
-    """
-
+    # Whether messages and responses are read in full; before, only plain texts are alike.
     converts: bool = True
+    # What templates get where a request sets no effort.
     default_effort: str = ""
+    # What an effort sets.
     switches: Switches = Switches.ALWAYS
+    # Whether the keys of functions stay as clients wrote them, and unset ones are left out; before,
+    # all are printed in one order.
     keeps_tool_order: bool = True
+    # Whether tools have `defer_loading`.
     prints_deferral: bool = True
+    # Whether the texts of a tool's result are joined by spaces, whatever the template takes.
     joins_tool_texts: bool = True
+    # Whether a developer's turn in a response begins with a label.
     labels_developers: bool = True
+    # Whether custom tools become functions with one text, and reasoning that comes back is read.
     takes_custom_tools: bool = True
+    # Whether the parts of a tool's output in a response are one text.
     joins_outputs: bool = True
+    # Whether references to tools, in a tool's result in messages, are turns of their own.
     splits_references: bool = True
+    # Whether a model's turn may name its phase.
     keeps_phases: bool = True
+    # Whether a turn with a phase is added to reasoning before it, else only to a turn of the same
+    # phase.
     adds_to_reasoning: bool = True
+    # Whether turns may have a `prefix`.
     keeps_prefixes: bool = True
+    # Whether tools in messages may be `strict`.
     takes_strict: bool = True
+    # Whether responses keep later system turns, where the template renders them.
     keeps_system_turns: bool = True
+    # Whether this model's conversations are changed (`extproc.templates.minimax_m3`).
     changes_minimax_m3: bool = True
+    # Whether bodies are read by orjson, which refuses what `odd_json` is about.
     reads_strictly: bool = True
+    # The name of the worker's reasoning parser, None if it has none.
     reasoning_parser: str = ""
+    # How that parser marks thoughts, None without one.
     wrapping: Wrapping | None = None
+    # As in `PromptArguments`.
     enable_multimodal: bool | None = None
+    # The JSON of the worker's own arguments for templates, if they are known and others than the
+    # configured ones; else None.
     keywords: str | None = None
 
 

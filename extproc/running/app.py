@@ -1,4 +1,16 @@
-"""The composition root: builds everything that runs in one router, and shuts it down."""
+"""The composition root: builds everything that runs in one router, and shuts it down.
+
+This folder has processes, signals, files and the event loop. Here the rooms meet: each object gets
+what it needs when it is made, and none looks for another one. `lifetime` runs one process,
+`processes` several, of which one follows the feeds for all (`feed_role`); `handover` passes sockets
+and state to a successor, and `state_file` keeps the state for a restart.
+
+It may import every room below `extproc.commands`, and only commands import it.
+
+The rule: what a router consists of is a list of parts (`parts_of`), which start one after the other
+and stop in the reverse order. What a part uses comes before it, so that it also outlives it. A part
+that fails to start ends those before it, and one that fails to stop ends the others all the same.
+"""
 
 import asyncio
 import contextlib
@@ -130,41 +142,57 @@ def remote_tokenizers(
 
 @dataclass(frozen=True, slots=True)
 class RunningRouter:
-    """What a router is made of, and what signals and commands act on.
+    """What a router is made of, and what signals and commands act on."""
 
-    certificates: None if it speaks plain text. recorder: None if requests are not recorded.
-    reporter, sharing, state: None if they are not configured. feed_role: None for a single process.
-    own_readiness: that of this process alone. readiness: that of all processes. steer: changes the
-    percentage of requests that are steered, here and in all other processes. inherited: listening
-    sockets of the router that it replaces, by section. listening: return the numbers of those that
-    it has now. unlisten: stop the HTTP servers from accepting connections. replaced: set once a
-    successor serves.
-    """
-
+    # The configuration, as it was read at the start.
     config: Config
+    # This process among several, None for a single one.
     member: ProcessMember | None
+    # Those of its TLS, None if it speaks plain text.
     certificates: Certificates | None
+    # Finds the workers.
     discovery: Discovery
+    # What the workers hold.
     fleet: FollowedWorkers
+    # All that is known of the workers.
     workers: Workers
+    # The metrics of this process.
     metrics: Metrics
+    # The tokenizers that ask workers, by model.
     remote: Mapping[str, RemoteTokenizer]
+    # The last decisions, for the operator's page.
     observations: Observations
+    # None if requests are not recorded.
     recorder: Recorder | None
+    # Decides where requests go.
     router: Router
+    # None if it shares with no other routers.
     reporter: SignallingReporter | None
+    # None if it shares with no other routers.
     sharing: Sharing | None
+    # What a restarted router knows of workers that are not proven yet.
     restored: RestoredWorkers
+    # None without a state file.
     state: StateFile | None
+    # Whether this process is ready.
     own_readiness: Readiness
+    # Whether all processes are ready.
     readiness: Readiness
+    # Changes the percentage of requests that are steered, here and in all other processes.
     steer: Callable[[float], None]
+    # Listening sockets of the router that it replaces, by section.
     inherited: Mapping[str, Sequence[socket.socket]]
+    # Which process follows the feeds; None for a single process.
     feed_role: FeedRole | None
+    # Watches whether Envoy keeps what `isolation.fail` promises.
     failure_mode: FailureModeWatch
+    # What is wrong now.
     faults: Faults = field(default_factory=Faults)
+    # By section: returns the numbers of the listening sockets that it has now.
     listening: dict[str, Callable[[], Sequence[int]]] = field(default_factory=dict)
+    # Each stops an HTTP server from accepting connections.
     unlisten: list[Callable[[], None]] = field(default_factory=list)
+    # Is set once a successor serves.
     replaced: asyncio.Event = field(default_factory=asyncio.Event)
 
 

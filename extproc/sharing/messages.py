@@ -259,34 +259,37 @@ class Challenge(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RouterReport(msgspec.Struct, frozen=True, array_like=True):
-    """One message.
+    """One message: all that a router reports of itself at a time."""
 
-    origin: the sender's name. incarnation: higher after every restart. sequence: counts the
-    sender's messages from 1. sent_us: when it was sent, by the sender's wall clock, in microseconds
-    since 1970. is_hello: whether it asks the others for all their figures and open claims.
-    is_whole: whether this message completes a report of all workers to which the sender ever sent
-    anything. workers: the figures of those that changed, or of all. claims: the new ones, or the
-    open ones if another router asked. ended, withdrawn: the numbers of claims that ended or were
-    withdrawn. challenges: to routers whose messages do not count for the sender yet. answers: the
-    numbers of challenges to the sender. outlines: claims of prompts without known tokens. homes:
-    where conversations belong, in the order in which it became so. items: what media items are.
-    Older routers skip these three.
-    """
-
+    # The sender's name.
     origin: _Name
+    # The number of the sender's run: higher after every restart.
     incarnation: _Number
+    # The number of this message: the sender's count from 1.
     sequence: _Number
+    # When it was sent, by the sender's wall clock, in microseconds since 1970.
     sent_us: _Number
+    # Whether it asks the others for all their figures and open claims.
     is_hello: bool = False
+    # Whether this message completes a report of all workers to which the sender ever sent anything.
     is_whole: bool = False
+    # The load on workers that changed, or on all.
     workers: Annotated[tuple[WorkerLoadReport, ...], msgspec.Meta(max_length=MAX_WORKERS)] = ()
+    # The new claims, or the open ones if another router asked.
     claims: Annotated[tuple[ClaimReport, ...], msgspec.Meta(max_length=MAX_CLAIMS)] = ()
+    # The numbers of claims that ended.
     ended: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MAX_OVER)] = ()
+    # The numbers of claims that were withdrawn.
     withdrawn: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MAX_OVER)] = ()
+    # Challenges to routers whose messages do not count for the sender yet.
     challenges: Annotated[tuple[Challenge, ...], msgspec.Meta(max_length=MAX_CHALLENGES)] = ()
+    # The numbers of challenges to the sender.
     answers: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MAX_CHALLENGES)] = ()
+    # Claims of prompts without known tokens. Older routers skip this and what follows.
     outlines: Annotated[tuple[OutlineReport, ...], msgspec.Meta(max_length=MAX_CLAIMS)] = ()
+    # Where conversations belong, in the order in which it became so.
     homes: Annotated[tuple[HomeReport, ...], msgspec.Meta(max_length=MAX_HOMES)] = ()
+    # What media items are.
     items: Annotated[tuple[ItemReport, ...], msgspec.Meta(max_length=MAX_ITEMS)] = ()
 
 

@@ -86,25 +86,29 @@ class RouterIdentity(NamedTuple):
 
 @dataclass(slots=True)
 class Peer:
-    """Another router.
+    """Another router."""
 
-    key: its name in the workers' records. since, heard_at: when its first and its last message
-    arrived, in seconds of a monotonic clock. lag: the smallest that a message had, see `_lag`.
-    delay_seconds: how long its last message took, by both wall clocks. lost: messages that had not
-    arrived when a later one did. is_known: whether it has named all workers to which it sent
-    anything. remaining_marks: how many marks it may add now.
-    """
-
+    # Which run of which router it is.
     identity: RouterIdentity
+    # When its first message arrived, in seconds of a monotonic clock.
     since: float
+    # When its last message arrived, by the same clock.
     heard_at: float
+    # The smallest lag that a message had, see `_lag`.
     lag: float
+    # The number of its last message.
     sequence: int = 0
+    # How many messages had not arrived when a later one did.
     lost: int = 0
+    # How long its last message took, by both wall clocks.
     delay_seconds: float = 0.0
+    # Whether it has named all workers to which it sent anything.
     is_known: bool = False
+    # Its open claims, by their numbers.
     claims: dict[int, Claim] = field(default_factory=dict)
+    # How many marks it may add now.
     remaining_marks: float = MARKS_AT_ONCE
+    # Its name in the workers' records.
     key: str = field(init=False)
 
     def __post_init__(self) -> None:

@@ -34,29 +34,31 @@ log = logging.getLogger("kvsteer.sharing")
 
 @dataclass(frozen=True, slots=True)
 class RowsLimits:
-    """How long an exchange waits, and how much it keeps.
+    """How long an exchange waits, and how much it keeps."""
 
-    offer_seconds, late_offer_seconds: how long a new router waits for an offer: if it has heard
-    nobody, or one that has nothing to give; and if it has heard somebody. first_seconds,
-    piece_seconds: for the first piece, and for each further one. again_seconds: when it says again
-    what was not answered. all_seconds: for how long it takes rows at all.
-
-    offers: that are remembered. keep_seconds: how long an offer waits to be taken up, and how long
-    rows are kept for the router that takes them, from then on. last_seconds: after the last piece,
-    which may have been lost. times: how often a piece is sent. max_bytes: of the rows that a router
-    gives.
-    """
-
+    # How long a new router waits for an offer if it has heard nobody, or one that has nothing to
+    # give.
     offer_seconds: float = 0.5
+    # How long it waits for one if it has heard somebody.
     late_offer_seconds: float = 5.0
+    # How long it waits for the first piece.
     first_seconds: float = 5.0
+    # How long it waits for each further piece.
     piece_seconds: float = 1.0
+    # When it says again what was not answered.
     again_seconds: float = 0.1
+    # For how long it takes rows at all.
     all_seconds: float = 20.0
+    # How many offers are remembered.
     offers: int = 16
+    # How long an offer waits to be taken up, and how long rows are kept for the router that takes
+    # them, from then on.
     keep_seconds: float = 30.0
+    # How long rows are kept after the last piece, which may have been lost.
     last_seconds: float = 2.0
+    # How often a piece is sent at most.
     times: int = 16
+    # The most bytes of rows that a router gives.
     max_bytes: int = MAX_BYTES
 
 
@@ -98,7 +100,7 @@ class RowsExchange:
         self._taken: int | None = None  # the offer that it took up
         self._came: asyncio.Future[RowsMessage] | None = None
         self._offers: OrderedDict[int, _Offer] = OrderedDict()  # by the number of who asked
-        self._giving: _Given | None = None
+        self._giving: _RowsTransfer | None = None
         self._expiry: asyncio.TimerHandle | None = None
 
     def hear(self, wire: bytes) -> None:
@@ -218,7 +220,7 @@ class RowsExchange:
     def _give(self, take: RowsTake) -> None:
         """Sends a piece of the rows, which are put together when their offer is taken up."""
         if self._giving is None and self._is_taken_up(take.offer):
-            self._giving = _Given(take.offer, self._sections(), self._limits)
+            self._giving = _RowsTransfer(take.offer, self._sections(), self._limits)
             self._keep(self._limits.keep_seconds)
         given = self._giving
         if given is None or given.offer != take.offer:
@@ -256,7 +258,7 @@ class _Offer(NamedTuple):
     ends_at: float
 
 
-class _Given:
+class _RowsTransfer:
     """Rows that are given to one router, which takes one piece after the other."""
 
     def __init__(self, offer: int, sections: AsyncIterator[bytes], limits: RowsLimits) -> None:

@@ -1,7 +1,16 @@
 """Several routers as one: sends messages at each tick, receives others', and reports its status.
 
-No request waits for any of this. If sharing fails, the others are forgotten after a few ticks, and
-this router decides by its own requests until their messages arrive again.
+Each router reports its own requests: their load, what it sent where, where conversations belong
+(`reporter`, `messages`). `other_routers` merges what the others report into the same records that
+its own requests use, so that a decision counts all of them. Transports carry bytes (`carriers`),
+and a new router gets the index of another one as rows (`rows`).
+
+This folder may know loads, claims and homes. It knows no request and no decision.
+
+The rules: no request waits for any of this. If sharing fails, the others are forgotten after a few
+ticks, and this router decides by its own requests until their messages arrive again. A message
+counts once, only from a router that has proved that it runs now, and can at worst make workers look
+busier than they are, or as if they held prompts that they do not.
 """
 
 import asyncio

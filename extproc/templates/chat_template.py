@@ -1,7 +1,12 @@
 """Chat templates: a model's own Jinja file turns a conversation into its prompt text.
 
-The text is the same as vLLM's: its parsing of messages, then transformers' apply_chat_template. If
-releases differ, the prompt is not keyed. A client's template is never run.
+This folder renders what `extproc.requests` has parsed, as an engine would: for vLLM here, for its
+Rust front end in `rust_template`, for SGLang in `sglang_template`. It knows conversations and
+dialects, but no token ids and no worker.
+
+The rule: the text is the engine's to the last character, or there is none. It is vLLM's parsing of
+messages, then transformers' apply_chat_template; if releases differ, the prompt is not keyed. A
+client's template is never run.
 
 To continue the final message of a conversation, the rendered text is cut at the message's end.
 Source: transformers' continue_final_message: 4.57.1 and 5.23.0 append a tag and cut there, 4.55.4

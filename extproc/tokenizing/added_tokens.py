@@ -37,7 +37,7 @@ _DECODER = "added_tokens_decoder"
 _ENDS = "<|endoftext|>"
 
 
-class _Class(NamedTuple):
+class _TokenizerClass(NamedTuple):
     """The special tokens that a class has where settings name none, by release.
 
     wraps: those of release 4 that are tokens with flags, even if they are named as texts.
@@ -64,14 +64,16 @@ _COHERE_5 = {
     **_COHERE,
     **_named(pad="<PAD>", cls="<CLS>", sep="<SEP>", mask="<MASK_TOKEN>"),
 }
-_CLASSES: Mapping[str, _Class] = {
-    "CohereTokenizer": _Class(_COHERE, _COHERE_5, again=True),
-    "GPT2Tokenizer": _Class(_GPT, _GPT),
-    "GPTNeoXTokenizer": _Class(_GPT, {**_GPT, **_named(pad="<|padding|>")}),
-    "GemmaTokenizer": _Class(_GEMMA, {**_GEMMA, **_named(mask="<mask>")}),
-    "LlamaTokenizer": _Class(_LLAMA, _LLAMA),
-    "Qwen2Tokenizer": _Class(_QWEN, _QWEN, wraps=("bos_token", *_QWEN), again=True, levels=True),
-    "Qwen3_5Tokenizer": _Class({}, _QWEN),
+_CLASSES: Mapping[str, _TokenizerClass] = {
+    "CohereTokenizer": _TokenizerClass(_COHERE, _COHERE_5, again=True),
+    "GPT2Tokenizer": _TokenizerClass(_GPT, _GPT),
+    "GPTNeoXTokenizer": _TokenizerClass(_GPT, {**_GPT, **_named(pad="<|padding|>")}),
+    "GemmaTokenizer": _TokenizerClass(_GEMMA, {**_GEMMA, **_named(mask="<mask>")}),
+    "LlamaTokenizer": _TokenizerClass(_LLAMA, _LLAMA),
+    "Qwen2Tokenizer": _TokenizerClass(
+        _QWEN, _QWEN, wraps=("bos_token", *_QWEN), again=True, levels=True
+    ),
+    "Qwen3_5Tokenizer": _TokenizerClass({}, _QWEN),
 }
 
 
@@ -108,7 +110,7 @@ class LoadedTokens(NamedTuple):
     is_clear: bool = True
 
 
-class _Way(Enum):
+class _LoadingWay(Enum):
     """A way to load a tokenizer: by release 4; by release 5 from the file, or rebuilt."""
 
     OLD = auto()
@@ -130,11 +132,14 @@ def loaded_in_all_ways(
     Raises:
         ValueError: no release loads them, or they hold too much; says why.
     """
-    ways = [(_Way.KEPT, _Class()), (_Way.OLD, _class_of(named or registered))]
+    ways = [
+        (_LoadingWay.KEPT, _TokenizerClass()),
+        (_LoadingWay.OLD, _class_of(named or registered)),
+    ]
     for name in dict.fromkeys((named, registered)):
         if name in _CLASSES:
             is_usual = name == registered
-            ways.insert(0 if is_usual else len(ways), (_Way.REBUILT, _class_of(name)))
+            ways.insert(0 if is_usual else len(ways), (_LoadingWay.REBUILT, _class_of(name)))
     found, refusal = [], ""
     for way, kind in ways:
         try:
@@ -212,12 +217,14 @@ class _Table:
         return max(self._last + 1, self._model.size) if number is None else number
 
 
-def _class_of(name: str | None) -> _Class:
-    return _CLASSES.get(name or "", _Class())
+def _class_of(name: str | None) -> _TokenizerClass:
+    return _CLASSES.get(name or "", _TokenizerClass())
 
 
-def _loaded(files: TokenFiles, model: ModelIds, way: _Way, kind: _Class) -> LoadedTokens:
-    is_old = way is _Way.OLD
+def _loaded(
+    files: TokenFiles, model: ModelIds, way: _LoadingWay, kind: _TokenizerClass
+) -> LoadedTokens:
+    is_old = way is _LoadingWay.OLD
     settings = {**files.settings}
     if not is_old:
         _name_as_new(settings)
@@ -228,9 +235,9 @@ def _loaded(files: TokenFiles, model: ModelIds, way: _Way, kind: _Class) -> Load
         if isinstance(settings.get(name), str):
             settings[name] = _Token(settings[name], special=True)
     special = _Specials.old(settings) if is_old else _Specials.new(settings)
-    table = _Table(model, () if way is _Way.REBUILT else files.layout)
+    table = _Table(model, () if way is _LoadingWay.REBUILT else files.layout)
     table.add(_missing(table, numbered, special, is_old=is_old), is_old=is_old)
-    if kind.again and way is _Way.REBUILT:
+    if kind.again and way is _LoadingWay.REBUILT:
         table.add(special.again(levels=kind.levels), is_old=False)
     if len(table.tokens) > MAX_ADDED_TOKENS:
         raise ValueError(f"more than {MAX_ADDED_TOKENS} added tokens")

@@ -50,7 +50,7 @@ class PlainEncoder:
 
     def ids(self, texts: Sequence[str]) -> list[Tokens]:
         """Returns the ids of each text, as `Encoder.ids`."""
-        with _FailuresNamed(texts):
+        with _NamedFailures(texts):
             batch = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
             return [array("I", one.ids) for one in batch]
 
@@ -63,7 +63,7 @@ class PlainEncoder:
         """
         if len(text) > self.max_characters:
             raise RequestError("too_many_new_characters")
-        with _FailuresNamed([text]):
+        with _NamedFailures([text]):
             (one,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=True)
             return array("I", one.ids)
 
@@ -86,14 +86,14 @@ class FastEncoder:
 
     def __init__(self, source: str) -> None:
         library = importlib.import_module("fastokens")
-        with _FailuresNamed([]):
+        with _NamedFailures([]):
             self._tokenizer = library.Tokenizer.from_json_str(source)
         self.name = f"fastokens {importlib.metadata.version('fastokens')}"
 
     def ids(self, texts: Sequence[str]) -> list[Tokens]:
         """Returns the ids of each text, as `Encoder.ids`."""
         encode = self._tokenizer.encode_batch_flat
-        with _FailuresNamed(texts):
+        with _NamedFailures(texts):
             # one by one, since its batches start threads, which cost more than they save; the ids
             # are little-endian, as documented: on a big-endian machine the probes would differ
             return [array("I", encode([text], add_special_tokens=False)[0]) for text in texts]
@@ -146,7 +146,7 @@ class RefusedCut(NamedTuple):
 RANDOM = RefusedCut(re.compile(""), 0, is_random=True)
 
 
-class _FailuresNamed:
+class _NamedFailures:
     """Turns every error of a library into a RequestError, even a panic, which is no Exception.
 
     The error's text is not shown. It is a class, since a generator would cost more than a

@@ -44,7 +44,7 @@ _text = msgspec.json.Decoder(str)
 _span = Struct("@QQ")  # where a content begins and ends in a body
 
 
-class _Shaped(NamedTuple):
+class _TurnShapes(NamedTuple):
     """What a template writes for messages with certain roles.
 
     turns: around each content. shapes: the numbers of these, as bytes. last: the ids of what is
@@ -63,7 +63,7 @@ class TurnParts(NamedTuple):
     of those. texts: of the new turns. new_characters: how many must be tokenized.
     """
 
-    shaped: _Shaped
+    shaped: _TurnShapes
     parts: list[Tokens | bytes]
     new: list[int]
     texts: list[str]
@@ -86,7 +86,7 @@ class PlainTurns:
     ) -> None:
         self.forms = forms
         self._encoder, self._cutter, self._skeletons = encoder, cutter, skeletons
-        self._shaped: dict[bytes, _Shaped | None] = {}
+        self._shaped: dict[bytes, _TurnShapes | None] = {}
         self._numbers: dict[tuple[int, str, str, bool], int] = {}
         self._next = count()
         self._table = TurnTable(max_bytes, os.urandom(_SECRET_BYTES))
@@ -129,7 +129,7 @@ class PlainTurns:
         parts.append(shaped.last)
         return array("I", b"".join(parts))
 
-    def _shape(self, roles: bytes) -> _Shaped | None:
+    def _shape(self, roles: bytes) -> _TurnShapes | None:
         """Returns what is around the turns of conversations with these roles, None if unknown."""
         if roles in self._shaped:
             return None
@@ -143,7 +143,7 @@ class PlainTurns:
         self._shaped[roles] = shaped
         return shaped
 
-    def _numbered(self, roles: bytes, turns: Turns) -> _Shaped | None:
+    def _numbered(self, roles: bytes, turns: Turns) -> _TurnShapes | None:
         """Returns the turns with their numbers; None if there are too many."""
         if len(self._numbers) + len(roles) > _MOST_SHAPES:
             return None
@@ -152,7 +152,7 @@ class PlainTurns:
             # not the number of those before: two threads could count the same
             numbers.append(self._numbers.setdefault((*around, turns.strips), next(self._next)))
         (last,) = self._encoder.ids([turns.last])
-        return _Shaped(turns, numbers.tobytes(), last)
+        return _TurnShapes(turns, numbers.tobytes(), last)
 
 
 def _texts(body: bytes, chat: PlainChat, turns: Turns, new: list[int]) -> list[str] | None:

@@ -1,4 +1,18 @@
-"""Returns the token ids of a request's prompts within a deadline, from its model's tokenizer."""
+"""Returns the token ids of a request's prompts within a deadline, from its model's tokenizer.
+
+This folder turns prompts into the engine's token ids: by the model's own files (`tokens`), or by
+asking a worker (`remote_tokenizer`). It renders with `extproc.templates` or `extproc.renderers`,
+and remembers known beginnings, so that a turn of a conversation costs what is new in it
+(`text_encoder`, `plain_turns`). It knows models and their files. It does not know what workers
+hold, nor what the ids are for.
+
+The rule: exactly the engine's ids, or an error with a reason. Where releases could load the same
+files differently, they are loaded in each way and compared (`added_tokens`), and an encoder that is
+faster is taken only where it was proved equal (`encoder_choice`).
+
+Short prompts are tokenized at once, in the event loop. Longer ones get a thread, of which there are
+few: what waits is bounded in number, bytes and time, and shared among clients.
+"""
 
 import asyncio
 import logging

@@ -102,11 +102,11 @@ class Browser:
 
     def texts(self, selector: str) -> list[str]:
         """The texts of a selector's elements, read at one moment."""
-        told: list[str] = self.run(
+        text: list[str] = self.run(
             "return [...document.querySelectorAll(arguments[0])].map((one) => one.innerText)",
             selector,
         )
-        return told
+        return text
 
     def run(self, script: str, *arguments: object) -> Any:
         """Runs a script in the page."""
@@ -134,9 +134,9 @@ class Browser:
         Containers that start cause that; it is no fault of the page, which asks again.
         """
         log: list[dict[str, Any]] = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
-        told = [str(entry["message"]) for entry in log]
-        self._heard += [one for one in told if "ERR_NETWORK_CHANGED" not in one]
-        return any("ERR_NETWORK_CHANGED" in one for one in told)
+        text = [str(entry["message"]) for entry in log]
+        self._heard += [one for one in text if "ERR_NETWORK_CHANGED" not in one]
+        return any("ERR_NETWORK_CHANGED" in one for one in text)
 
     def picture(self, width: int, height: int) -> bytes:
         """A PNG of the page from its top."""

@@ -34,8 +34,8 @@ def press(browser: Browser, *keys: str) -> None:
 
 
 def focused(browser: Browser) -> str:
-    told: str = browser.run("const e = document.activeElement; return e.id || e.tagName")
-    return told
+    text_shown: str = browser.run("const e = document.activeElement; return e.id || e.tagName")
+    return text_shown
 
 
 def test_page_shows_the_fleet_with_the_state_of_every_feed(
@@ -187,8 +187,8 @@ def test_page_names_its_version_and_documentation(
     browser: Browser, system: Background[System]
 ) -> None:
     opened(browser, system)
-    told = f"KVSteer {version('kvsteer')} · documentation"
-    browser.until(lambda: browser.texts("#about")[0].startswith(told), "the version")
+    text_shown = f"KVSteer {version('kvsteer')} · documentation"
+    browser.until(lambda: browser.texts("#about")[0].startswith(text_shown), "the version")
     links = [one.get_attribute("href") for one in browser.all("#about a")]
     assert f"{system.it.admin}/docs/metrics.md#reasons-of-a-decision" in links
 

@@ -36,10 +36,10 @@ class Routers:
     """The source of GET /routers."""
 
     def __init__(self) -> None:
-        self.told: dict[str, Any] = {"alone": "", "routers": []}
+        self.status_now: dict[str, Any] = {"alone": "", "routers": []}
 
     def status(self) -> dict[str, Any]:
-        return self.told
+        return self.status_now
 
 
 def test_page_names_the_other_routers_and_their_silence(browser: Browser) -> None:
@@ -49,10 +49,10 @@ def test_page_names_the_other_routers_and_their_silence(browser: Browser) -> Non
         browser.until(
             lambda: "No message from another router" in browser.texts("#routers")[0], "none yet"
         )
-        routers.told["routers"] = [{"name": EVIL, "age_ms": 12.4, "in_flight": 3}]
+        routers.status_now["routers"] = [{"name": EVIL, "age_ms": 12.4, "in_flight": 3}]
         said = f"Shared with 1 other router: {EVIL} (12 ms ago, 3 in flight)."
         browser.until(lambda: browser.texts("#routers") == [said], "one is heard")
-        routers.told["alone"] = "redis://a: gone"
+        routers.status_now["alone"] = "redis://a: gone"
         browser.until(lambda: browser.texts("#routers.notice")[0].endswith("gone"), "alone")
 
 
@@ -91,9 +91,9 @@ def test_engine_is_shown_or_why_it_is_unknown(browser: Browser) -> None:
         record = served.it.workers.records[WORKER]
         browser.open(f"{served.it.url}/")
 
-        async def say(told: EngineAnswer) -> None:
+        async def say(answer: EngineAnswer) -> None:
             record.stop_asking("engine")
-            record.identify(told)
+            record.identify(answer)
 
         served.do(say(EngineAnswer(reason=f"it is vllm, but {EVIL}")))
         said = f"its engine is unknown: it is vllm, but {EVIL}"
@@ -144,8 +144,8 @@ def test_killed_worker_is_shown_down_without_requests(browser: Browser) -> None:
         browser.until(lambda: browser.texts("#announcer") == [f"{dead} is down"], "it is told")
         assert "; 1 down" in browser.texts("#fleet-summary")[0]
         system.do(system.it.send(chat("to the other one")))
-        told = "not possible: fails its health probe"
-        browser.until(lambda: told in browser.texts("#last tbody")[0], "it cannot be picked")
+        words = "not possible: fails its health probe"
+        browser.until(lambda: words in browser.texts("#last tbody")[0], "it cannot be picked")
 
 
 def test_dead_feed_alone_is_not_shown_as_a_dead_worker(browser: Browser) -> None:
@@ -305,8 +305,8 @@ def test_decision_names_the_prefill_worker(browser: Browser) -> None:
     with in_background(serving(OF_ROLES)) as served, browser.visiting():
         served.do(_chatted(served.it))
         browser.open(f"{served.it.url}/")
-        told = "Its prompt is computed by 127.0.0.1:1: the decode worker cannot"
-        browser.until(lambda: told in "".join(browser.texts("#last .verdict")), "both workers")
+        words = "Its prompt is computed by 127.0.0.1:1: the decode worker cannot"
+        browser.until(lambda: words in "".join(browser.texts("#last .verdict")), "both workers")
         assert "127.0.0.1:2 with 127.0.0.1:1" in browser.texts("#decision-list .said")[0]
 
 
@@ -324,8 +324,8 @@ def test_request_without_known_tokens_names_the_reason(browser: Browser) -> None
         served.do(_chatted(served.it))
         browser.open(f"{served.it.url}/")
         browser.until(lambda: browser.texts("#last .verdict"), "the last request")
-        told = "because load alone decided: its model has no tokenizer here."
-        assert told in browser.texts("#last .verdict")[0]
+        words = "because load alone decided: its model has no tokenizer here."
+        assert words in browser.texts("#last .verdict")[0]
         assert browser.texts("#decision-list .share")[0].startswith("0 of about 6 tokens held")
 
 

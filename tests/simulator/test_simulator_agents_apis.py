@@ -44,12 +44,12 @@ async def events(client: Client, path: str, body: Body) -> list[Body]:
         assert response.status == 200, await response.text()
         assert response.content_type == "text/event-stream"
         blocks = (await response.text()).strip().split("\n\n")
-    told = []
+    shown = []
     for block in blocks:
         name, _, data = block.partition("\n")
-        told.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {told[-1]['type']}"
-    return told
+        shown.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {shown[-1]['type']}"
+    return shown
 
 
 async def test_streamed_message_equals_the_whole_one(client: Client) -> None:
@@ -73,12 +73,12 @@ async def test_streamed_message_equals_the_whole_one(client: Client) -> None:
 async def test_streamed_response_equals_the_whole_one(client: Client) -> None:
     body = asked(RESPONSES, "hi", max_output_tokens=4)
     whole = await post(client, RESPONSES, body)
-    told = await events(client, RESPONSES, body)
-    assert [one["sequence_number"] for one in told] == list(range(len(told)))
-    deltas = [one["delta"] for one in told if one["type"] == "response.output_text.delta"]
+    shown = await events(client, RESPONSES, body)
+    assert [one["sequence_number"] for one in shown] == list(range(len(shown)))
+    deltas = [one["delta"] for one in shown if one["type"] == "response.output_text.delta"]
     (item,) = whole["output"]
     assert item["content"][0]["text"] == "".join(deltas)
-    last = told[-1]
+    last = shown[-1]
     assert last["type"] == "response.incomplete"
     assert last["response"]["output"] == [item | {"id": last["response"]["output"][0]["id"]}]
     assert last["response"]["usage"] == whole["usage"]
@@ -89,8 +89,8 @@ async def test_streamed_response_equals_the_whole_one(client: Client) -> None:
 async def test_usage_of_streams_tells_cached_tokens(client: Client, path: str) -> None:
     cached = []
     for _ in range(2):
-        told = await events(client, path, asked(path, LONG))
-        usage = told[-2]["usage"] if path == MESSAGES else told[-1]["response"]["usage"]
+        shown = await events(client, path, asked(path, LONG))
+        usage = shown[-2]["usage"] if path == MESSAGES else shown[-1]["response"]["usage"]
         details = usage.get("input_tokens_details", {})
         cached.append(details.get("cached_tokens", usage.get("cache_read_input_tokens")))
     assert cached[0] == 0
@@ -135,15 +135,15 @@ async def test_call_is_streamed_as_it_is_answered_whole(client: Client, path: st
     whole = called(path, await post(client, path, body))
     async with client.post(path, json={**body, "stream": True}) as response:
         text = await response.text()
-    told = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    shown = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
     if path == MESSAGES:
-        deltas = [one["delta"] for one in told if one["type"] == "content_block_delta"]
+        deltas = [one["delta"] for one in shown if one["type"] == "content_block_delta"]
         parts = [one["partial_json"] for one in deltas]
     elif path == RESPONSES:
         kind = "response.function_call_arguments.delta"
-        parts = [one["delta"] for one in told if one["type"] == kind]
+        parts = [one["delta"] for one in shown if one["type"] == kind]
     else:
-        deltas = [one["choices"][0]["delta"] for one in told if one["choices"]]
+        deltas = [one["choices"][0]["delta"] for one in shown if one["choices"]]
         calls = [call for one in deltas for call in one.get("tool_calls", ())]
         parts = [call["function"]["arguments"] for call in calls]
     assert json.loads("".join(parts)) == whole[1]

@@ -105,11 +105,11 @@ def test_options_reach_the_settings() -> None:
     numbers = ("--ranks", "2", "--host-blocks", "3", "--drain-events", "4")
     switches = ("--bigrams", "--connect", "--misbehave")
     endpoints = ("--events", "tcp://h:5000", "--replay", "tcp://h:6000")
-    told = settings_of(parsed("--dialect", "sglang-0.4", *numbers, *switches, *endpoints))
-    assert told.dialect == "sglang-0.4"
-    assert (told.ranks, told.host_blocks, told.drain_events) == (2, 3, 4)
-    assert (told.bigrams, told.connect, told.misbehave) == (True, True, True)
-    assert not told.placeholders
+    settings = settings_of(parsed("--dialect", "sglang-0.4", *numbers, *switches, *endpoints))
+    assert settings.dialect == "sglang-0.4"
+    assert (settings.ranks, settings.host_blocks, settings.drain_events) == (2, 3, 4)
+    assert (settings.bigrams, settings.connect, settings.misbehave) == (True, True, True)
+    assert not settings.placeholders
     assert settings_of(parsed("--placeholders", "--events", "none")).placeholders
 
 

@@ -210,10 +210,12 @@ async def test_event_routes_are_those_of_the_dialect(dialect: str, paths: set[st
 async def test_sglang_announces_ports_topic_and_block_size() -> None:
     settings = Settings(dialect="sglang-0.5.22", topic="kv", block_size_tokens=8)
     async with running(settings) as worker, Client(worker.url) as own:
-        told = (await (await own.get("/server_info")).json())["kv_events"]
-        assert worker.events_endpoint == f"tcp://127.0.0.1:{told.pop('endpoint_port_base')}"
-        assert worker.replay_endpoint == f"tcp://127.0.0.1:{told.pop('replay_endpoint_port_base')}"
-        assert told == {
+        answer = (await (await own.get("/server_info")).json())["kv_events"]
+        assert worker.events_endpoint == f"tcp://127.0.0.1:{answer.pop('endpoint_port_base')}"
+        assert (
+            worker.replay_endpoint == f"tcp://127.0.0.1:{answer.pop('replay_endpoint_port_base')}"
+        )
+        assert answer == {
             "publisher": "zmq",
             "endpoint_host": "127.0.0.1",
             "topic": "kv",
@@ -223,16 +225,16 @@ async def test_sglang_announces_ports_topic_and_block_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "told"),
+    ("endpoint", "answer"),
     [(None, None), ("tcp://*:0", "*")],
 )
 async def test_sglang_announces_a_wildcard_or_nothing(
-    endpoint: str | None, told: str | None
+    endpoint: str | None, answer: str | None
 ) -> None:
     settings = Settings(dialect="sglang-0.5.22", events_endpoint=endpoint, replay_endpoint=None)
     async with running(settings) as worker, Client(worker.url) as own:
         events = (await (await own.get("/get_server_info")).json())["kv_events"]
-        assert (events and events["endpoint_host"]) == told
+        assert (events and events["endpoint_host"]) == answer
         assert not events or "replay_endpoint_port_base" not in events
 
 

@@ -45,7 +45,7 @@ def run(
     return holding.cached_tokens
 
 
-def told(events: list[Event]) -> list[tuple[str, str | None, int]]:
+def summary(events: list[Event]) -> list[tuple[str, str | None, int]]:
     shown = [event for event in events if not isinstance(event, AllBlocksCleared)]
     return [(type(one).__name__, one.medium, len(one.block_hashes)) for one in shown]
 
@@ -55,7 +55,7 @@ def test_evicted_block_is_announced_on_the_host_and_restored_by_a_hit() -> None:
     run(cache, 0, 8)
     run(cache, 100, 8)
     assert cache.blocks_held == (2, 2)
-    assert told(cache.take_events()) == [
+    assert summary(cache.take_events()) == [
         ("BlockStored", "GPU", 2),
         ("BlockStored", "CPU", 1),
         ("BlockRemoved", "GPU", 1),
@@ -65,7 +65,7 @@ def test_evicted_block_is_announced_on_the_host_and_restored_by_a_hit() -> None:
     ]
     assert cache.held_tokens(range(8), NO_NAMESPACE) == 4
     assert run(cache, 0, 8) == 4
-    assert told(cache.take_events())[-1] == ("BlockStored", "GPU", 2)
+    assert summary(cache.take_events())[-1] == ("BlockStored", "GPU", 2)
 
 
 def test_host_block_is_described_as_on_the_device() -> None:
@@ -110,7 +110,7 @@ def test_last_device_copy_is_the_one_kept_on_the_host() -> None:
         cache.release(holding)
     cache.take_events()
     run(cache, 100, 8)
-    media = [(name, medium) for name, medium, _ in told(cache.take_events())]
+    media = [(name, medium) for name, medium, _ in summary(cache.take_events())]
     assert media == [
         ("BlockRemoved", "GPU"),
         ("BlockStored", "CPU"),
@@ -131,7 +131,7 @@ def test_reset_empties_the_host_too(*, clears: bool) -> None:
     if clears:
         assert events == [AllBlocksCleared()]
     else:
-        assert told(events) == [("BlockRemoved", "GPU", 2), ("BlockRemoved", "CPU", 2)]
+        assert summary(events) == [("BlockRemoved", "GPU", 2), ("BlockRemoved", "CPU", 2)]
     assert run(cache, 0, 8) == 0
 
 

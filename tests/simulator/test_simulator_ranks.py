@@ -67,8 +67,8 @@ async def test_ports_count_up_by_rank() -> None:
         replay_endpoint=f"tcp://127.0.0.1:{base + 2}",
     )
     async with running(settings) as worker, Client(worker.url) as own:
-        told = (await (await own.get("/server_info")).json())["kv_events"]
-        assert (told["endpoint_port_base"], told["dp_size"]) == (base, 2)
+        answer = (await (await own.get("/server_info")).json())["kv_events"]
+        assert (answer["endpoint_port_base"], answer["dp_size"]) == (base, 2)
         assert [int(one.rpartition(":")[2]) for one in worker.events_endpoints] == [base, base + 1]
         assert await published(worker, rank=1) == [{"type": "AllBlocksCleared"}]
 

@@ -25,8 +25,8 @@ async def stopped_after(steps: int) -> None:
 
 @pytest.mark.parametrize("steps", range(6))
 def test_just_accepted_connection_is_closed_with_the_worker(steps: int) -> None:
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", ResourceWarning)
         asyncio.run(stopped_after(steps))
         gc.collect()
-    assert [str(one.message) for one in told] == []
+    assert [str(one.message) for one in warned] == []

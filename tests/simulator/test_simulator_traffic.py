@@ -45,18 +45,18 @@ async def test_traffic_holds_chats_and_reports_their_cached_share() -> None:
         process.terminate()
         said = await last_line(process)
     assert process.returncode == 0
-    told = re.search(r"([\d,]+) answered, 0 failed, +(\d+)% of prompt tokens cached", said)
-    assert told, said
-    assert int(told[2]) > 40, said
+    answer = re.search(r"([\d,]+) answered, 0 failed, +(\d+)% of prompt tokens cached", said)
+    assert answer, said
+    assert int(answer[2]) > 40, said
 
 
 async def test_traffic_reports_refusals() -> None:
     async with sending("--model", "none") as (_, process):
         assert process.stderr is not None
-        told = ""
-        while "last failure: 404" not in told:
-            told = (await process.stderr.readline()).decode()
-            assert told  # it goes on
+        answer = ""
+        while "last failure: 404" not in answer:
+            answer = (await process.stderr.readline()).decode()
+            assert answer  # it goes on
         process.terminate()
         assert "last failure: 404" in await last_line(process)
     assert process.returncode == 1

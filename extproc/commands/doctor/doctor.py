@@ -67,7 +67,7 @@ from kvstate.undecodable import UNDECODABLE
 Findings = Sequence[Finding]
 
 
-class _Place(msgspec.Struct):
+class _WorkerEntry(msgspec.Struct):
     """The part of an entry of GET /workers that is read."""
 
     name: str
@@ -511,7 +511,7 @@ async def _hosts_wanted(tools: VisitTools, fleet: Sequence[Sighting]) -> dict[st
 def endpoints_in(answer: bytes) -> dict[str, str]:
     """Returns the endpoints of workers by name, from an answer to GET /workers; {} without any."""
     try:
-        shown = msgspec.json.decode(answer, type=list[_Place])
+        shown = msgspec.json.decode(answer, type=list[_WorkerEntry])
     except UNDECODABLE:
         return {}
     return {one.name: one.endpoint for one in shown if _is_place(one.endpoint)}

@@ -20,7 +20,7 @@ from extproc.commands.admin_client import ask
 from extproc.commands.whatif.engines import ModelledSpeed, Result
 from extproc.commands.whatif.outlook import (
     IsolationCost,
-    Measured,
+    MeasuredResults,
     Results,
     Saving,
     as_json,
@@ -505,7 +505,7 @@ def _describe(
 
 
 def _result_as_json(
-    plan: Plan, found: Results, measured: Measured | None, spared: Saving
+    plan: Plan, found: Results, measured: MeasuredResults | None, spared: Saving
 ) -> dict[str, Any]:
     return {
         "requests": len(plan.arrivals.requests),

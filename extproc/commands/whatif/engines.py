@@ -68,30 +68,37 @@ class ModelledSpeed:
 
 @dataclass(slots=True)
 class Request:
-    """One request: when it arrives, the blocks of its prompt, and those that its answer fills.
+    """One request of a run. Times are in seconds."""
 
-    tokens: those of the whole prompt. is_own: whether it comes from our routers, not from other
-    senders. prefill: the engine that computes the prompt for the one that answers, -1 if the latter
-    does so itself. whole: the request whose prompt this one computes for another engine. source:
-    the engine from which it pulls blocks, -1 for none. Set by the run: worker, fetched (how many
-    leading blocks it need not compute because they were pulled or loaded), fetched_at, cached (in
-    tokens), first_token_at, done_at. Times are in seconds.
-    """
-
+    # When it arrives.
     at: float
+    # The numbers of the blocks of its prompt.
     blocks: Sequence[int]
+    # How many tokens its prompt has.
     tokens: int
+    # How many tokens its answer has.
     answer_tokens: int
+    # The numbers of the blocks that its answer fills.
     answer_blocks: Sequence[int] = ()
+    # The engine that answers. This, and all from `fetched` on, is set by the run.
     worker: int = -1
+    # Whether it comes from our routers, not from other senders.
     is_own: bool = True
+    # The engine that computes the prompt for the one that answers, -1 if the latter does so itself.
     prefill: int = -1
+    # The request whose prompt this one computes for another engine.
     whole: "Request | None" = None
+    # The engine from which it pulls blocks, -1 for none.
     source: int = -1
+    # How many leading blocks it need not compute because they were pulled or loaded.
     fetched: int = 0
+    # When these have arrived.
     fetched_at: float = float("inf")
+    # How many tokens of its prompt it need not compute.
     cached: int = 0
+    # When its first token is there.
     first_token_at: float = 0.0
+    # When its answer is complete.
     done_at: float = 0.0
 
 
@@ -167,25 +174,35 @@ _arrival = attrgetter("at")
 
 @dataclass(slots=True)
 class ModelledEngine:
-    """One engine. Its state is as of the time `at`, in seconds.
+    """One engine. Its state is as of the time `at`, in seconds."""
 
-    fetch: begins to fetch what a request needs; returns False if nothing is to be fetched. waiting:
-    requests in order of arrival. fetched: those whose blocks have arrived since, which go first.
-    """
-
+    # How fast it is now.
     speed: ModelledSpeed
+    # The blocks that it holds.
     cache: Cache
+    # Begins to fetch what a request needs; returns False if nothing is to be fetched.
     fetch: Callable[[Request], bool]
+    # How many tokens a block has.
     block_tokens: int = BLOCK_TOKENS
+    # The time up to which it was advanced.
     at: float = 0.0
+    # How many steps it has made, fractions included.
     steps: float = 0.0
+    # Requests in order of arrival.
     waiting: deque[Request] = field(default_factory=deque)
+    # Requests whose blocks have arrived since, which go first.
     fetched: deque[Request] = field(default_factory=deque)
+    # Requests whose prompts other engines computed; they are answered first.
     received: deque[Request] = field(default_factory=deque)
+    # The request whose prompt is being computed, None for none.
     head: Request | None = None
+    # How many leading blocks of its prompt are there.
     overlap: int = 0
+    # How many of its tokens are still to be computed.
     remaining_tokens: float = 0.0
+    # Requests whose answers are generated: (the step at which it ends, number, request), a heap.
     running: list[tuple[float, int, Request]] = field(default_factory=list)
+    # How many prompt tokens it has computed in all.
     computed_tokens: int = 0
     _count: int = 0
 
@@ -321,23 +338,28 @@ STORE = -1
 
 @dataclass(slots=True)
 class ModelledFleet:
-    """Engines and what they publish.
+    """Engines and what they publish."""
 
-    speeds: one for each engine. delay_seconds: from an event until the router sees it. published:
-    (when it is visible, engine, stored, removed). turns: (when, engine, its speed from then on), in
-    order of time. transfer_rate: tokens per second from one engine to another. store: the engines'
-    common store, None without one; what it stores and removes is published under STORE.
-    """
-
+    # The speed of each engine.
     speeds: Sequence[ModelledSpeed]
+    # How many blocks each engine can hold.
     cache_blocks: int
+    # The time from an event until the router sees it.
     delay_seconds: float
+    # The time, in seconds.
     now: float = 0.0
+    # (when, engine, its speed from then on), in order of time.
     turns: Sequence[tuple[float, int, ModelledSpeed]] = ()
+    # Tokens per second from one engine to another.
     transfer_rate: float = float("inf")
+    # How many tokens a block has.
     block_tokens: int = BLOCK_TOKENS
+    # The engines' common store, None without one; what it stores and removes is published under
+    # STORE.
     store: ModelledStore | None = None
+    # The engines, by their numbers.
     engines: list[ModelledEngine] = field(default_factory=list)
+    # What was published: (when it is visible, engine, stored, removed).
     published: deque[tuple[float, int, Sequence[int], Sequence[int]]] = field(default_factory=deque)
     _changes: list[tuple[float, int, int]] = field(default_factory=list)
     _versions: list[int] = field(default_factory=list)

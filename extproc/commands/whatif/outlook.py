@@ -28,7 +28,7 @@ _NAME_LINE = 18
 Results = Mapping[str, Sequence[Result]]
 
 
-class Measured(NamedTuple):
+class MeasuredResults(NamedTuple):
     """What was measured when the requests were recorded; None for what is unknown.
 
     requests: how many have measurements. p50, p90, p99: time to the first token, in seconds.
@@ -41,7 +41,7 @@ class Measured(NamedTuple):
     p99: float | None
 
 
-def measured_of(recorded: Sequence[RecordedRequest]) -> Measured | None:
+def measured_of(recorded: Sequence[RecordedRequest]) -> MeasuredResults | None:
     """Returns what was measured, without figures that fewer than half of the lines have.
 
     Returns None if no figure is left.
@@ -57,9 +57,9 @@ def measured_of(recorded: Sequence[RecordedRequest]) -> Measured | None:
     if len(cached) >= enough:
         share = sum(one.cached_tokens or 0 for one in cached) / sum(one.tokens for one in cached)
     if len(times) < enough:
-        return Measured(len(cached), share, None, None, None)
+        return MeasuredResults(len(cached), share, None, None, None)
     at = [times[min(len(times) - 1, int(part * len(times)))] for part in (0.5, 0.9, 0.99)]
-    return Measured(max(len(cached), len(times)), share, *at)
+    return MeasuredResults(max(len(cached), len(times)), share, *at)
 
 
 def mean(results: Sequence[Result]) -> Result:
@@ -72,7 +72,7 @@ def p90_of(results: Sequence[Result]) -> float:
     return mean(results).p90
 
 
-def table(results: Results, measured: Measured | None = None) -> str:
+def table(results: Results, measured: MeasuredResults | None = None) -> str:
     """Returns a table with a line for each policy; times are to the first token."""
     lines = [f"{'':22}  hit share   p50 s   p90 s   p99 s   requests/s"]
     for name, each in results.items():

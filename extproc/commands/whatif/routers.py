@@ -61,24 +61,26 @@ UNFIT_SECONDS = 3.0
 
 
 class Stage(NamedTuple):
-    """The engines of a run, and what happens to them.
+    """The engines of a run, and what happens to them."""
 
-    speeds: one for each engine. cache_blocks: of one engine. delay_seconds: until an event reaches
-    the router. turns: when an engine's speed changes, and to what. lost_at: the time in seconds
-    from which the first engine accepts no new request: the proxy then uses the next endpoint of the
-    pick, and the router knows `UNFIT_SECONDS` later. joins_at: the time until which the last engine
-    is not there. transfer_rate: tokens a second that an engine sends to others. store: makes the
-    engines' common store, None without one.
-    """
-
+    # The speed of each engine.
     speeds: Sequence[ModelledSpeed]
+    # How many blocks an engine can hold.
     cache_blocks: int
+    # The time until an event reaches the router.
     delay_seconds: float = 0.02
+    # When an engine's speed changes, and to what.
     turns: Sequence[tuple[float, int, ModelledSpeed]] = ()
+    # The time in seconds from which the first engine accepts no new request: the proxy then uses
+    # the next endpoint of the pick, and the router knows `UNFIT_SECONDS` later.
     lost_at: float = math.inf
+    # How many tokens a block has.
     block_tokens: int = BLOCK_TOKENS
+    # The time until which the last engine is not there.
     joins_at: float = 0.0
+    # Tokens a second that an engine sends to others.
     transfer_rate: float = math.inf
+    # Makes the engines' common store, None without one.
     store: Callable[[], ModelledStore] | None = None
 
     def fleet(self) -> ModelledFleet:
@@ -95,32 +97,36 @@ class Stage(NamedTuple):
 
 
 class Contestant(NamedTuple):
-    """A way to pick.
+    """A way to pick."""
 
-    policy: the router's, or one of `ENVOY`. sees_events: whether the router gets events. expects:
-    whether it also counts the prompts that it sent to an engine. prefill_rate: the speed that it
-    assumes for the engines, in tokens per second. scrape_seconds: interval at which it reads their
-    metrics, 0 for never. routers: how many there are; each request goes to one of them.
-    tick_seconds: interval of their messages, 0 for none. learns: whether they learn each engine's
-    speed. knows: whether they always know each engine's true speed. transfers: how engines pull
-    from each other, None if they do not. store_percent: the worth of a token in the common store,
-    as a percentage of one that need not be loaded; 0 if the store is not known. max_age_seconds:
-    how long what it stored counts, where it tells of no removals.
-    """
-
+    # The name by which it is shown.
     name: str
+    # The router's policy, or one of `ENVOY`.
     policy: str
+    # The settings of its policy.
     rules: Policy = Policy()
+    # Whether the router gets events.
     sees_events: bool = True
+    # Whether it also counts the prompts that it sent to an engine.
     expects: bool = False
+    # The speed that it assumes for the engines, in tokens per second.
     prefill_rate: float = PREFILL_TOKENS_PER_SECOND
+    # The interval at which the router reads their metrics, 0 for never.
     scrape_seconds: float = 0.0
+    # How many routers there are; each request goes to one of them.
     routers: int = 1
+    # The interval of the routers' messages to each other, 0 for none.
     tick_seconds: float = 0.0
+    # Whether the routers learn each engine's speed.
     learns: bool = False
+    # Whether they always know each engine's true speed.
     knows: bool = False
+    # How engines pull from each other, None if they do not.
     transfers: Disaggregation | None = None
+    # The worth of a token in the common store, as a percentage of one that need not be loaded; 0 if
+    # the store is not known.
     store_percent: int = 0
+    # How long what that store holds counts, where it tells of no removals.
     max_age_seconds: float = math.inf
 
 

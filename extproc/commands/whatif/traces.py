@@ -54,23 +54,27 @@ Tokenize = Callable[[str, bytes], Tokens]
 
 
 class RecordedRequest(NamedTuple):
-    """One request as it was recorded.
+    """One request as it was recorded."""
 
-    at: seconds since some beginning. answer_tokens: 0 if unknown. hashes: those of its blocks of
-    block_tokens tokens each; None if they were not recorded. prompt: its tokens, if the body was
-    recorded. session: "" if it has none. cached_tokens, first_token_seconds: as measured; None if
-    they were not. tenant: "" if it is not known.
-    """
-
+    # When it began, in seconds since some beginning.
     at: float
+    # How many tokens its prompt has.
     tokens: int
+    # How many tokens its answer has, 0 if that is not known.
     answer_tokens: int
+    # The hashes of its blocks of block_tokens tokens each; None if they were not recorded.
     hashes: Sequence[int] | None = None
+    # How many tokens a block of `hashes` has.
     block_tokens: int = MOONCAKE_BLOCK_TOKENS
+    # The tokens of its prompt, if the body was recorded; else None.
     prompt: Tokens | None = None
+    # Its session, "" without one.
     session: str = ""
+    # How many prompt tokens were cached, as measured; None if that is not known.
     cached_tokens: int | None = None
+    # The time until its first token, as measured; None if that is not known.
     first_token_seconds: float | None = None
+    # Whose it is, "" if that is not known.
     tenant: str = ""
 
 

@@ -50,8 +50,8 @@ async def send(served: Served, tenant: bytes) -> None:
     await served.router.route(RoutingRequest(Head("POST", "/v1/completions", None), body))
 
 
-def claimed(told: dict[str, Any]) -> int:
-    (one,) = told["candidates"]
+def claimed(shown: dict[str, Any]) -> int:
+    (one,) = shown["candidates"]
     return int(one["speculative_tokens"] + one["approximate_tokens"])
 
 
@@ -79,9 +79,9 @@ async def test_explain_says_why_a_request_is_refused(
     config: str, path: str, headers: dict[str, str], why: str
 ) -> None:
     async with serving(config, 20_000) as served:
-        told = await explained(served, path, **headers)
-    assert (told["pick"], told["candidates"], told["verdict"]) == ([], [], "refused")
-    assert why in told["why"]
+        shown = await explained(served, path, **headers)
+    assert (shown["pick"], shown["candidates"], shown["verdict"]) == ([], [], "refused")
+    assert why in shown["why"]
 
 
 async def test_explain_counts_the_queue_of_the_class(config: str) -> None:
@@ -90,11 +90,11 @@ async def test_explain_counts_the_queue_of_the_class(config: str) -> None:
         body = b'{"model":"m","prompt":%b}' % str([*range(5_000, 8_000)]).encode()
         head = Head("POST", "/v1/completions", None)
         await served.router.route(RoutingRequest(head, body, of_class=batch))
-        told = [await explained(served, Tenant="a", Class=name) for name in ("people", "batch")]
-    queued = [one["candidates"][0]["cost_terms"]["queued"] for one in told]
+        shown = [await explained(served, Tenant="a", Class=name) for name in ("people", "batch")]
+    queued = [one["candidates"][0]["cost_terms"]["queued"] for one in shown]
     assert queued[0] == 0 < queued[1]
-    assert [one["class"] for one in told] == ["people", "batch"]
-    assert "is not known, so it gets no priority" in told[1]["treatment"]["why"]
+    assert [one["class"] for one in shown] == ["people", "batch"]
+    assert "is not known, so it gets no priority" in shown[1]["treatment"]["why"]
 
 
 BATCH = RequestClass("batch", 1, 10, None)
@@ -121,6 +121,6 @@ def test_treatment_names_the_priority(
 
 async def test_explain_of_a_router_without_tenants_and_classes_has_no_treatment() -> None:
     async with serving(max_body_bytes=20_000) as served:
-        told = await explained(served, Tenant="a", Class="batch", own="x")
-    assert told["pick"] == ["127.0.0.1:1"]
-    assert not any(told["treatment"].values())
+        shown = await explained(served, Tenant="a", Class="batch", own="x")
+    assert shown["pick"] == ["127.0.0.1:1"]
+    assert not any(shown["treatment"].values())

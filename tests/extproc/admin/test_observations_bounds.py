@@ -47,7 +47,9 @@ def test_prefixes_and_decisions_show_no_tokens(texts: list[list[int]]) -> None:
     asked = [prompt([FIRST_TOKEN + one for one in text]) for text in texts]
     recent = RecentDecisions()
     recent.add(decided({"a:1": Overlap(16, (1, 0, 0, 0), 0)}), 0.0)
-    told = [spread(one, {"a:1": Overlap(16, (1, 0, 0, 0), 0)}, 9) for one in prefixes(asked, 7, 99)]
-    shown = json.dumps([told, *map(summary, recent.newest_after(0))])
+    answer = [
+        spread(one, {"a:1": Overlap(16, (1, 0, 0, 0), 0)}, 9) for one in prefixes(asked, 7, 99)
+    ]
+    shown = json.dumps([answer, *map(summary, recent.newest_after(0))])
     assert not any(str(FIRST_TOKEN + one) in shown for one in range(3))
-    assert bool(told) == bool(texts)
+    assert bool(answer) == bool(texts)

@@ -103,10 +103,15 @@ OVERLAP = Overlap(16, (1, 0, 0, 0), 0)
 def test_spread_lists_holders_with_the_fullest_first() -> None:
     (prefix,) = prefixes([prompt(range(32), salt="s")], 1, 1)
     overlaps = {"a": OVERLAP, "b": Overlap(16, (1, 1, 0, 0), 0), "c": Overlap(16, uncertain=2)}
-    told = spread(prefix, overlaps, workers=2)
-    assert (told["tokens"], told["held_by"], told["salted"], told["cut"]) == (32, 3, True, False)
-    assert [holder["name"] for holder in told["workers"]] == ["b", "a"]
-    assert told["workers"][0]["blocks_by_tier"] == {"device": 1, "host": 1, "disk": 0, "remote": 0}
+    shown = spread(prefix, overlaps, workers=2)
+    assert (shown["tokens"], shown["held_by"], shown["salted"], shown["cut"]) == (
+        32,
+        3,
+        True,
+        False,
+    )
+    assert [holder["name"] for holder in shown["workers"]] == ["b", "a"]
+    assert shown["workers"][0]["blocks_by_tier"] == {"device": 1, "host": 1, "disk": 0, "remote": 0}
 
 
 def test_spread_marks_a_prefix_cut_at_the_limit() -> None:

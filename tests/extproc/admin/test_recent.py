@@ -74,10 +74,15 @@ def test_find_is_none_for_an_unknown_number() -> None:
 
 
 def test_summary_names_worker_and_reason_and_no_token() -> None:
-    told = summary(RecentDecision(3, 1.23456, decided({"b:1": OVERLAP})))
-    assert (told["id"], told["at"], told["worker"], told["reason"]) == (3, 1.235, "b:1", "overlap")
-    assert (told["predicted_tokens"], told["prompt_tokens"], told["candidates"]) == (16, 32, 2)
-    assert told["pick"] == ["b:1", "a:1"]
+    shown = summary(RecentDecision(3, 1.23456, decided({"b:1": OVERLAP})))
+    assert (shown["id"], shown["at"], shown["worker"], shown["reason"]) == (
+        3,
+        1.235,
+        "b:1",
+        "overlap",
+    )
+    assert (shown["predicted_tokens"], shown["prompt_tokens"], shown["candidates"]) == (16, 32, 2)
+    assert shown["pick"] == ["b:1", "a:1"]
 
 
 def test_summary_names_the_prefill_worker() -> None:
@@ -90,8 +95,8 @@ def test_summary_names_the_prefill_worker() -> None:
 
 
 def test_summary_covers_a_decision_without_a_pick() -> None:
-    told = summary(RecentDecision(1, 0.0, decided(names=())))
-    assert (told["pick"], told["worker"], told["verdict"]) == ([], "", "no_override")
+    shown = summary(RecentDecision(1, 0.0, decided(names=())))
+    assert (shown["pick"], shown["worker"], shown["verdict"]) == ([], "", "no_override")
 
 
 def test_decisions_are_found_by_the_ids_of_request_and_trace() -> None:

@@ -110,25 +110,25 @@ async def test_workers_are_complete_while_others_come_and_go(
     config = "models: [{name: m}]\nworkers:\n" + "".join(f"- {{endpoint: '{n}'}}\n" for n in names)
     async with serving(config) as served:
 
-        async def told() -> list[str]:
+        async def shown() -> list[str]:
             async with client.get(f"{served.url}/workers") as response:
                 return [one["name"] for one in await response.json()]
 
-        assert await told() == names
+        assert await shown() == names
         stay = listed(parse(config, "c").workers)[::2]
         some = {one.worker.endpoint: FleetMember(one, "workers") for one in stay}
-        answers, _ = await asyncio.gather(told(), served.workers.replace(some))
+        answers, _ = await asyncio.gather(shown(), served.workers.replace(some))
         assert set(some) <= set(answers) <= set(names)
-        assert await told() == list(some)
+        assert await shown() == list(some)
 
 
 async def test_explain_names_the_fault_of_an_envelope(
     served: Served, client: aiohttp.ClientSession
 ) -> None:
-    told = await explained(client, served, '{"path": 5}')
-    assert "$.path" in str(told["error"])
-    told = await explained(client, served, "[" * 1_500)
-    assert "error" in told
+    shown = await explained(client, served, '{"path": 5}')
+    assert "$.path" in str(shown["error"])
+    shown = await explained(client, served, "[" * 1_500)
+    assert "error" in shown
 
 
 STREAM = {"Accept": "text/event-stream"}
@@ -153,9 +153,9 @@ async def test_decisions_are_listed_since_a_number(
     for tokens in (20, 30, 40):
         await served.route(tokens)
     async with client.get(f"{served.url}/decisions?since=1") as response:
-        told = await response.json()
-    assert told["last"] == 3
-    assert [one["prompt_tokens"] for one in told["decisions"]] == [30, 40]
+        shown = await response.json()
+    assert shown["last"] == 3
+    assert [one["prompt_tokens"] for one in shown["decisions"]] == [30, 40]
 
 
 async def test_decision_opens_into_its_explanation(
@@ -163,9 +163,9 @@ async def test_decision_opens_into_its_explanation(
 ) -> None:
     await served.route(20)
     async with client.get(f"{served.url}/decisions/1") as response:
-        told = await response.json()
-    assert (told["id"], told["at"], told["pick"]) == (1, 5.0, ["127.0.0.1:1"])
-    assert told["candidates"][0]["cost_terms"]["uncached_tokens"] == 20
+        shown = await response.json()
+    assert (shown["id"], shown["at"], shown["pick"]) == (1, 5.0, ["127.0.0.1:1"])
+    assert shown["candidates"][0]["cost_terms"]["uncached_tokens"] == 20
 
 
 async def test_decision_that_is_not_kept_is_not_found(
@@ -265,10 +265,10 @@ async def test_prefixes_of_the_last_prompts_are_listed(
     for tokens in (20, 40):
         await served.route(tokens)
     async with client.get(f"{served.url}/prefixes") as response:
-        told = await response.json()
-    assert told["prompts"] == 2
-    assert [(one["tokens"], one["requests"]) for one in told["prefixes"]] == [(20, 2), (40, 1)]
-    assert told["prefixes"][0]["held_by"] == 0
+        shown = await response.json()
+    assert shown["prompts"] == 2
+    assert [(one["tokens"], one["requests"]) for one in shown["prefixes"]] == [(20, 2), (40, 1)]
+    assert shown["prefixes"][0]["held_by"] == 0
 
 
 async def test_history_covers_all_or_the_named_workers(
@@ -276,13 +276,13 @@ async def test_history_covers_all_or_the_named_workers(
 ) -> None:
     served.observations.sample(5.0, {"a": (1, 2), "b": (0, 3)})
     async with client.get(f"{served.url}/history") as response:
-        told = await response.json()
-    assert told["step_seconds"] == 5.0
-    assert (told["at"], set(told["workers"])) == ([5.0], {"a", "b"})
-    assert told["fleet"]["blocks"] == [5]
+        shown = await response.json()
+    assert shown["step_seconds"] == 5.0
+    assert (shown["at"], set(shown["workers"])) == ([5.0], {"a", "b"})
+    assert shown["fleet"]["blocks"] == [5]
     async with client.get(f"{served.url}/history?worker=b&worker=gone") as response:
-        told = await response.json()
-    assert {name: one["blocks"] for name, one in told["workers"].items()} == {
+        shown = await response.json()
+    assert {name: one["blocks"] for name, one in shown["workers"].items()} == {
         "b": [3],
         "gone": [None],
     }
@@ -369,9 +369,9 @@ async def test_listed_encodes_a_long_list_in_turns() -> None:
     working.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await working
-    told = json.loads(bytes(made))
-    assert [one["at"] for one in told] == list(range(10 * routes.AT_ONCE + 1))
-    in_one_go = [len(list(each)) for _, each in itertools.groupby(told, lambda one: one["turn"])]
+    shown = json.loads(bytes(made))
+    assert [one["at"] for one in shown] == list(range(10 * routes.AT_ONCE + 1))
+    in_one_go = [len(list(each)) for _, each in itertools.groupby(shown, lambda one: one["turn"])]
     assert max(in_one_go) == routes.AT_ONCE
 
 

@@ -41,8 +41,8 @@ def test_extra_error_names_the_command_that_installs_it() -> None:
 
 def test_importing_extra_names_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "valkey", None)
-    told = r"^sharing.url: needs the extra: pip install '.\[sharing\]' in a clone$"
-    with pytest.raises(ExtraError, match=told), importing_extra("sharing.url", "sharing"):
+    line = r"^sharing.url: needs the extra: pip install '.\[sharing\]' in a clone$"
+    with pytest.raises(ExtraError, match=line), importing_extra("sharing.url", "sharing"):
         import_module("valkey")
 
 
@@ -54,8 +54,8 @@ def test_importing_extra_distinguishes_a_broken_package_from_a_missing_one(
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "valkey", raising=False)
-    told = "^sharing.url: valkey is installed, but does not load: libvalkey.so: not found$"
-    with pytest.raises(StartError, match=told), importing_extra("sharing.url", "sharing"):
+    line = "^sharing.url: valkey is installed, but does not load: libvalkey.so: not found$"
+    with pytest.raises(StartError, match=line), importing_extra("sharing.url", "sharing"):
         import_module("valkey")
 
 

@@ -139,9 +139,9 @@ def test_library_warnings_have_the_same_form(style: str) -> None:
     command = [sys.executable, "-c", _WARNING.format(style=style)]
     (line,) = subprocess.run(command, capture_output=True, check=True).stderr.splitlines()
     if style == "json":
-        told = json.loads(line)
-        assert told["logger"] == "opentelemetry.sdk"
-        assert told["message"] == "not exported, reason"
+        written = json.loads(line)
+        assert written["logger"] == "opentelemetry.sdk"
+        assert written["message"] == "not exported, reason"
     else:
         assert line.endswith(b"WARNING opentelemetry.sdk: not exported, reason")
 

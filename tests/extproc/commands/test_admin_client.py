@@ -146,7 +146,7 @@ def test_ask_returns_the_answer(answers: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "told"),
+    ("status", "body", "shown"),
     [
         (400, json.dumps({"error": "nonsense"}, separators=(",", ":")), "nonsense"),
         (400, "[]", "HTTP Error 400: Bad Request"),
@@ -157,10 +157,10 @@ def test_ask_returns_the_answer(answers: str) -> None:
     ],
 )
 def test_ask_raises_a_refusal_with_its_reason(
-    answers: str, status: int, body: str, told: str
+    answers: str, status: int, body: str, shown: str
 ) -> None:
     path = f"/{status}/{body}"
-    with pytest.raises(StartError, match=rf"^explain: http://.*: {told}$"):
+    with pytest.raises(StartError, match=rf"^explain: http://.*: {shown}$"):
         ask("explain", answers, path)
 
 
@@ -234,8 +234,8 @@ def test_explain_names_the_file_that_it_cannot_use(
     if content is not None:
         file.write_bytes(content)
     assert main(["explain", str(file)]) == 2
-    told = capsys.readouterr().err
-    assert (told.startswith(f"kvsteer: explain: {file}"), fault in told) == (True, True), told
+    shown = capsys.readouterr().err
+    assert (shown.startswith(f"kvsteer: explain: {file}"), fault in shown) == (True, True), shown
 
 
 @pytest.mark.parametrize("header", ["x-tenant", ":a"])

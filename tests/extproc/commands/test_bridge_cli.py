@@ -148,11 +148,11 @@ async def test_drained_engine_is_bridged_to_two_gateways() -> None:
     async with tensorrt_llm(200, events) as url, bridge("--trtllm", f"{url}/") as running:
         await running.serves()
         for stream in (running.subscribe(), running.subscribe()):
-            told: list[int] = []
-            while not told:
+            shown: list[int] = []
+            while not shown:
                 batch = await read(stream)
-                told = [b.block_hash for event in batch.events for b in event.stored.blocks]
-            assert told == [-1]
+                shown = [b.block_hash for event in batch.events for b in event.stored.blocks]
+            assert shown == [-1]
         assert await running.stop() == 0
 
 
@@ -178,7 +178,7 @@ ZMQ = ["--zmq", "tcp://127.0.0.1:5557"]
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "shown"),
     [
         (["--zmq", "5557"], "--zmq: must be tcp://host:port, is '5557'"),
         ([*ZMQ, "--replay", "udp://x:1"], "--replay: must be tcp://host:port, is 'udp://x:1'"),
@@ -197,10 +197,10 @@ ZMQ = ["--zmq", "tcp://127.0.0.1:5557"]
     ],
 )
 def test_unusable_options_are_named(
-    options: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    options: list[str], shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bridge", *options]) == 2
-    assert capsys.readouterr().err == f"kvsteer: bridge: {told}\n"
+    assert capsys.readouterr().err == f"kvsteer: bridge: {shown}\n"
 
 
 def test_bridge_reports_all_faults_at_once(capsys: pytest.CaptureFixture[str]) -> None:

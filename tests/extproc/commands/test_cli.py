@@ -70,11 +70,11 @@ try:
 finally:
     print(gc.get_freeze_count(), gc.isenabled(), file=sys.stderr)
 """
-    told = subprocess.run(
+    shown = subprocess.run(
         [sys.executable, "-c", shows], capture_output=True, text=True, check=True
     ).stderr.split()
-    assert int(told[0]) > 10_000
-    assert told[1] == "True"
+    assert int(shown[0]) > 10_000
+    assert shown[1] == "True"
     before = gc.get_freeze_count()
     with pytest.raises(SystemExit):
         main(["worker", "--help"])
@@ -102,9 +102,9 @@ def test_check_notes_what_is_open_or_not_keyed(
 ) -> None:
     file = config(tmp_path, models=[{"name": "m"}], extproc={"listen": "0.0.0.0:9002"})
     assert main(["check", "--config", file]) == 0
-    told = capsys.readouterr().out
-    assert f"{file}: note: models[0].tokenizer: none: the tokens of m's prompts" in told
-    assert f"{file}: note: extproc.listen: 0.0.0.0:9002 is open without TLS" in told
+    shown = capsys.readouterr().out
+    assert f"{file}: note: models[0].tokenizer: none: the tokens of m's prompts" in shown
+    assert f"{file}: note: extproc.listen: 0.0.0.0:9002 is open without TLS" in shown
 
 
 def test_check_reads_the_files_without_which_serve_does_not_start(
@@ -138,8 +138,8 @@ def test_check_names_missing_files_beside_wrong_keys(
         log={"level": "loud"},
     )
     assert main(["check", "--config", file]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert [line.split(": ")[1] for line in told] == [
+    shown = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[1] for line in shown] == [
         "extproc.tls.certificate",
         "isolation.secret_file",
         "log.level",
@@ -191,9 +191,9 @@ def test_check_names_faults_line_by_line(
 ) -> None:
     file = config(tmp_path, log={"level": "loud"}, extproc={"deadline_ms": 0})
     assert main(["check", "--config", file]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert [line.split(": ")[1] for line in told] == ["extproc.deadline_ms", "log.level"]
-    assert all(line.startswith(f"{file}: ") for line in told)
+    shown = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[1] for line in shown] == ["extproc.deadline_ms", "log.level"]
+    assert all(line.startswith(f"{file}: ") for line in shown)
 
 
 @pytest.mark.parametrize("command", ["serve", "envoy"])
@@ -249,9 +249,9 @@ def test_serve_runs_and_explains_until_a_signal(
     command = ["explain", "--admin", f"http://{admin}"]
     given(monkeypatch, request)
     assert main(command) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("It would go to 127.0.0.1:9: no worker holds any of the ")
-    assert told.splitlines()[3].endswith("  picked")
+    shown = capsys.readouterr().out
+    assert shown.startswith("It would go to 127.0.0.1:9: no worker holds any of the ")
+    assert shown.splitlines()[3].endswith("  picked")
     given(monkeypatch, request)
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["pick"] == ["127.0.0.1:9"]
@@ -294,9 +294,9 @@ def test_help_groups_commands_by_purpose(
 ) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
-    told = capsys.readouterr().out
+    shown = capsys.readouterr().out
     for title, command in (("Try it, and prove the gain", "demo"), ("Connect it", "check")):
-        assert f"\n{title}:\n  {command} " in told
+        assert f"\n{title}:\n  {command} " in shown
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     assert "\nRun the router.\n" in capsys.readouterr().out
@@ -306,8 +306,8 @@ def test_completion_offers_every_command_with_its_options(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["completion", "bash"]) == 0
-    told = capsys.readouterr().out
-    cases = dict(line.strip().split(") ", 1) for line in told.splitlines() if ") options=" in line)
+    shown = capsys.readouterr().out
+    cases = dict(line.strip().split(") ", 1) for line in shown.splitlines() if ") options=" in line)
     assert {"serve", "doctor", "whatif", "bridge", "worker", "traffic", "top"} <= set(cases)
     assert " --probe" in cases["doctor"]
     assert "--member" not in cases["serve"]  # an option only for our own parent process
@@ -373,9 +373,9 @@ def test_closed_standard_output_is_no_error(tmp_path: Path, *, is_long: bool) ->
     assert printing.stdout is not None
     assert printing.stderr is not None
     printing.stdout.close()
-    told = printing.stderr.read()
+    shown = printing.stderr.read()
     printing.stderr.close()
-    assert (printing.wait(), told) == (141, b"")
+    assert (printing.wait(), shown) == (141, b"")
 
 
 def test_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

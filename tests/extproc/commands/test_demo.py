@@ -34,17 +34,17 @@ async def test_demo_passes_its_own_check() -> None:
     command = [sys.executable, "-m", "extproc", "demo", "--check", "--workers", "2"]
     command += ["--port", str(free_port())]
     demo = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    told, _ = await demo.communicate()
-    assert demo.returncode == 0, told.decode()
-    assert told.decode().splitlines()[-1].endswith("predicted: ok")
+    shown, _ = await demo.communicate()
+    assert demo.returncode == 0, shown.decode()
+    assert shown.decode().splitlines()[-1].endswith("predicted: ok")
 
 
 @on_a_busy_machine
 async def test_demo_compares_round_robin_with_kvsteer() -> None:
     async with running(3, free_port()) as place:
-        told = await compare(place.envoy, place.admin, place.replays, "tiny")
-        shares = dict(re.findall(r"^(round robin|KVSteer) .* (\d+)%$", told, re.MULTILINE))
-        assert int(shares["KVSteer"]) > int(shares["round robin"]), told
+        shown = await compare(place.envoy, place.admin, place.replays, "tiny")
+        shares = dict(re.findall(r"^(round robin|KVSteer) .* (\d+)%$", shown, re.MULTILINE))
+        assert int(shares["KVSteer"]) > int(shares["round robin"]), shown
         gone = await compare(f"http://127.0.0.1:{free_port()}", place.admin, place.replays, "tiny")
         assert gone.startswith("Round robin and KVSteer could not be compared: ")
 
@@ -66,8 +66,8 @@ async def test_demos_started_at_once_use_separate_ports() -> None:
         )
         for _ in range(2)
     ]
-    told = await asyncio.gather(*(demo.communicate() for demo in demos))
-    assert [demo.returncode for demo in demos] == [0, 0], told
+    shown = await asyncio.gather(*(demo.communicate() for demo in demos))
+    assert [demo.returncode for demo in demos] == [0, 0], shown
 
 
 @pytest.mark.parametrize(
@@ -261,9 +261,9 @@ async def test_keep_running_reports_and_restarts_an_ended_worker(
         assert not keeping.done()
         keeping.cancel()
         await asyncio.wait([keeping])
-    told = capsys.readouterr().out
-    assert "worker a ended with 1\n  killed\n  it restarts in 0.01 s\n" in told
-    assert "worker a has restarted" in told
+    shown = capsys.readouterr().out
+    assert "worker a ended with 1\n  killed\n  it restarts in 0.01 s\n" in shown
+    assert "worker a has restarted" in shown
 
 
 async def test_restart_waits_until_the_port_is_free_and_says_once_who_has_it(
@@ -287,10 +287,10 @@ async def test_restart_waits_until_the_port_is_free_and_says_once_who_has_it(
         await until(lambda: _count_in(tmp_path) > 1 or keeping.done(), "it restarted")
         keeping.cancel()
         await asyncio.wait([keeping])
-    told = "".join([*said, capsys.readouterr().out])
-    assert told.count("waits") == 1
-    assert f"\n  router waits, since process {other.pid} (" in told
-    assert f"listens on 127.0.0.1:{port}; `kill {other.pid}` ends it\n" in told
+    shown = "".join([*said, capsys.readouterr().out])
+    assert shown.count("waits") == 1
+    assert f"\n  router waits, since process {other.pid} (" in shown
+    assert f"listens on 127.0.0.1:{port}; `kill {other.pid}` ends it\n" in shown
 
 
 @contextlib.asynccontextmanager
@@ -314,18 +314,18 @@ async def test_port_that_is_taken_is_refused_with_the_process_that_has_it() -> N
     async with _listening(port) as other:
         with Ports() as ports, pytest.raises(StartError) as refused:
             ports.take(port)
-    told = str(refused.value)
+    shown = str(refused.value)
     start = f"demo: cannot listen on 127.0.0.1:{port}: Address already in use: process {other.pid} "
-    assert told.startswith(start)
-    assert told.endswith(f"end it (`kill {other.pid}`), or choose another with --port")
+    assert shown.startswith(start)
+    assert shown.endswith(f"end it (`kill {other.pid}`), or choose another with --port")
 
 
 async def _output_of(*words: str) -> tuple[int | None, str]:
     """Returns the exit status and the output of a command of kvsteer."""
     command = [sys.executable, "-m", "extproc", *words]
     asked = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT)
-    told, _ = await asked.communicate()
-    return asked.returncode, told.decode()
+    shown, _ = await asked.communicate()
+    return asked.returncode, shown.decode()
 
 
 async def _is_healthy(*words: str) -> bool:
@@ -346,19 +346,19 @@ async def test_demo_prints_commands_that_work() -> None:
         }
         assert set(printed) == {"top", "report", "whatif", "health", "doctor"}
         assert await _output_of(*printed["health"]) == (0, "")
-        status, told = await _output_of(*printed["top"], "--once")
-        assert (status, told[:18]) == (0, "3 workers: 3 live;")
-        status, told = await _output_of(*printed["report"])
-        assert (status, " of their prompt tokens cached" in told) == (0, True)
-        status, told = await _output_of(*printed["whatif"], "--seeds", "1")
-        assert (status, "72 requests" in told, "as recorded" in told) == (0, True, True)
-        status, told = await _output_of(*printed["doctor"])
-        assert (status, "\n0 wrong, " in told) == (0, True), told
+        status, shown = await _output_of(*printed["top"], "--once")
+        assert (status, shown[:18]) == (0, "3 workers: 3 live;")
+        status, shown = await _output_of(*printed["report"])
+        assert (status, " of their prompt tokens cached" in shown) == (0, True)
+        status, shown = await _output_of(*printed["whatif"], "--seeds", "1")
+        assert (status, "72 requests" in shown, "as recorded" in shown) == (0, True, True)
+        status, shown = await _output_of(*printed["doctor"])
+        assert (status, "\n0 wrong, " in shown) == (0, True), shown
         os.kill(int(re.findall(r"(\d+)  router", said)[0]), signal.SIGKILL)
         await demo.stdout.readuntil(b"router was ended by SIGKILL")
         demo.send_signal(signal.SIGSTOP)  # it must not restart the router first
-        status, told = await _output_of(*printed["health"])
-        assert (status, "no router listens there" in told) == (1, True)
+        status, shown = await _output_of(*printed["health"])
+        assert (status, "no router listens there" in shown) == (1, True)
         serve = [sys.executable, "-m", "extproc", "serve", printed["doctor"][1]]
         by_hand = await asyncio.create_subprocess_exec(*serve, stderr=PIPE)
         assert by_hand.stderr is not None

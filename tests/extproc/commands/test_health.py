@@ -74,9 +74,9 @@ def test_health_command_names_the_fault(capsys: pytest.CaptureFixture[str]) -> N
         assert main(["health", "--at", target]) == 0
     target = f"127.0.0.1:{free_port()}"
     assert main(["health", "--at", target]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith(f"kvsteer: health: {target}: UNAVAILABLE: ")
-    assert told.count("\n") == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"kvsteer: health: {target}: UNAVAILABLE: ")
+    assert shown.count("\n") == 1
 
 
 async def test_router_on_a_socket_is_asked(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ async def test_router_with_tls_is_asked_over_tls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told", "status"),
+    ("options", "shown", "status"),
     [
         (["--name", "router.test"], "TLS needs --ca", 2),
         (["--ca", "ca.pem", "--key", "tls.key"], "--certificate and --key belong together", 2),
@@ -112,10 +112,10 @@ async def test_router_with_tls_is_asked_over_tls(tmp_path: Path) -> None:
     ],
 )
 def test_health_command_names_missing_tls_options(
-    options: list[str], told: str, status: int, capsys: pytest.CaptureFixture[str]
+    options: list[str], shown: str, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["health", *options]) == status
-    assert told in capsys.readouterr().err
+    assert shown in capsys.readouterr().err
 
 
 def frame(kind: int, flags: int, payload: bytes, stream: int = 1) -> bytes:

@@ -22,7 +22,7 @@ def test_table_pads_a_toned_text_by_what_is_seen_of_it() -> None:
     assert row == f"{toned}  1"
 
 
-def candidate(name: str, cost: float | None = 24.0, **told: Any) -> dict[str, Any]:
+def candidate(name: str, cost: float | None = 24.0, **shown: Any) -> dict[str, Any]:
     terms = {"uncached": cost, "session": 0.0, "queued": 0.0, "running": 0.0}
     terms |= {"conversations": 0.0, "patience": 0.0, "uncached_tokens": cost, "slowness": 1.0}
     one = {
@@ -38,10 +38,10 @@ def candidate(name: str, cost: float | None = 24.0, **told: Any) -> dict[str, An
         "excluded": None,
         "sampled": cost is not None,
     }
-    return one | told
+    return one | shown
 
 
-def answer(*candidates: dict[str, Any], **told: Any) -> dict[str, Any]:
+def answer(*candidates: dict[str, Any], **shown: Any) -> dict[str, Any]:
     one = {
         "prompt_tokens": 296,
         "weighed_tokens": 296,
@@ -56,7 +56,7 @@ def answer(*candidates: dict[str, Any], **told: Any) -> dict[str, Any]:
         "prefill": None,
         "source": None,
     }
-    return one | told
+    return one | shown
 
 
 def test_explanation_names_the_ids_of_a_request_that_was_decided() -> None:
@@ -68,8 +68,8 @@ def test_explanation_names_the_ids_of_a_request_that_was_decided() -> None:
 def test_explained_is_a_sentence_and_a_table() -> None:
     named = candidate("w1", endpoint="10.0.0.1:8000")
     other = candidate("w2", 296.4, overlap_tokens=0, uncertain_tokens=96)
-    told = answer(other, named, pick=["10.0.0.1:8000", "w2:8000"])
-    assert explained(told) == [
+    shown = answer(other, named, pick=["10.0.0.1:8000", "w2:8000"])
+    assert explained(shown) == [
         (
             "It would go to w1:8000 (10.0.0.1:8000): it holds 272 of the 296 prompt tokens;"
             " its cost is 24 tokens of work, the next best is w2:8000 with 296."
@@ -90,8 +90,8 @@ def test_explained_is_a_sentence_and_a_table() -> None:
 
 
 def test_explained_says_what_was_done_before_the_pick() -> None:
-    told = answer(candidate("a"), treatment={"why": "it gets a salt"})
-    assert explained(told)[1] == "Before: it gets a salt."
+    shown = answer(candidate("a"), treatment={"why": "it gets a salt"})
+    assert explained(shown)[1] == "Before: it gets a salt."
     assert explained(answer(candidate("a"), treatment={"why": ""}))[1] == ""
 
 

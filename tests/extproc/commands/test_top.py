@@ -334,8 +334,8 @@ def test_screen_removes_terminal_controls_from_names() -> None:
 
 
 def test_screen_lists_the_other_routers_with_their_age() -> None:
-    def line(**told: Any) -> str:
-        routers = {"alone": "", "routers": [], **told}
+    def line(**output: Any) -> str:
+        routers = {"alone": "", "routers": [], **output}
         return screen([], [], (200, 0), events_enabled=True, routers=routers)[1]
 
     assert screen([], [], (200, 0), events_enabled=True)[1] == ""

@@ -64,16 +64,16 @@ def test_endpoint_port_must_not_be_0() -> None:
 
 @pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]"])
 def test_endpoint_host_must_be_connectable(host: str) -> None:
-    told = f"is where a server listens; write the worker's own host instead of {host.strip('[]')}"
+    listed = f"is where a server listens; write the worker's own host instead of {host.strip('[]')}"
     for key, bad in (
         ("zmq", f"tcp://{host}:5557"),
         ("grpc", f"{host}:1"),
         ("drain", f"http://{host}:1"),
     ):
-        assert of_events(**{key: bad}) == [f".{key}: {bad!r} {told}"]
+        assert of_events(**{key: bad}) == [f".{key}: {bad!r} {listed}"]
     both = {"zmq": "tcp://a:1", "replay": f"tcp://{host}:2"}
-    assert of_events(**both) == [f".replay: {both['replay']!r} {told}"]
-    assert of_worker(endpoint=f"{host}:1") == [f"workers[0].endpoint: '{host}:1' {told}"]
+    assert of_events(**both) == [f".replay: {both['replay']!r} {listed}"]
+    assert of_worker(endpoint=f"{host}:1") == [f"workers[0].endpoint: '{host}:1' {listed}"]
     assert of_events(zmq=f"tcp://{host}:5557", bind=True) == []
 
 

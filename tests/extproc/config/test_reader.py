@@ -201,7 +201,7 @@ def test_faults_are_reported_all_at_once() -> None:
     models: [{name: m, tokenizer: /nowhere}]
     workers: [{endpoint: nowhere}, {model: m}]
     """
-    told = "\n".join(faults(text))
+    listed = "\n".join(faults(text))
     for key in (
         "extproc.listn",
         "extproc.deadline_ms",
@@ -210,8 +210,8 @@ def test_faults_are_reported_all_at_once() -> None:
         "workers[0].endpoint",
         "workers[1].endpoint: missing",
     ):
-        assert key in told
-    assert "at least one is needed" not in told
+        assert key in listed
+    assert "at least one is needed" not in listed
 
 
 def test_repeated_key_is_reported_beside_other_faults() -> None:
@@ -261,18 +261,18 @@ def test_load_reads_a_file(tmp_path: Path) -> None:
 
 
 def test_number_of_processes_is_overridden_once_the_file_is_checked() -> None:
-    def told(extproc: str) -> list[str]:
+    def faults_of(extproc: str) -> list[str]:
         with pytest.raises(ConfigError) as caught:
             parse(f"{MINIMAL}extproc: {extproc}", "c", processes=3)
         return caught.value.faults
 
     assert parse(MINIMAL, "c", processes=3).extproc.processes == 3
     assert parse(f"{MINIMAL}extproc: {{processes: 2}}", "c", processes=3).extproc.processes == 3
-    assert told("5") == ["c: extproc: must be a mapping, is 5 (line 4)"]
+    assert faults_of("5") == ["c: extproc: must be a mapping, is 5 (line 4)"]
     wrong = "c: extproc.processes: must be at least 1, is 0 (line 4)"
-    assert told("{processes: 0}") == [wrong]
+    assert faults_of("{processes: 0}") == [wrong]
     no_port = "c: extproc.listen: has no port for process 2: 65540 is above 65535 (line 4)"
-    assert told("{processes: 0, listen: 'h:65520'}") == [wrong, no_port]
+    assert faults_of("{processes: 0, listen: 'h:65520'}") == [wrong, no_port]
 
 
 def test_load_reports_an_unreadable_file(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ MISSING = "policy.header: missing; the policy random needs it"
 CLASSES = "policy: {classes: {header: %s, default: %s, of: [%s]}}"
 
 
-def told(*sections: str) -> list[str]:
+def faults_of(*sections: str) -> list[str]:
     return faults("\n".join(sections))
 
 
@@ -234,7 +234,7 @@ def with_events(rest: str) -> str:
     ],
 )
 def test_rule_violation_is_reported_for_a_text(sections: list[str], fault: str) -> None:
-    assert told(*sections) == [fault]
+    assert faults_of(*sections) == [fault]
 
 
 def test_valid_configuration_is_accepted() -> None:
@@ -572,8 +572,8 @@ def test_doubts_name_a_state_file_without_a_folder() -> None:
 
 def test_doubts_name_a_recording_without_a_folder() -> None:
     config = replace(LISTED, recorder=RecorderSettings("/away/trace"))
-    (told,) = doubts(config)
-    assert told.startswith("recorder.file: the folder of /away/trace is missing")
+    (listed,) = doubts(config)
+    assert listed.startswith("recorder.file: the folder of /away/trace is missing")
     assert doubts(config, "/away") == []
 
 
@@ -615,7 +615,7 @@ def test_doubts_name_roles_that_leave_requests_unanswered() -> None:
     ],
 )
 def test_invalid_sharing_is_a_fault(sharing: str, fault: str) -> None:
-    (found,) = told(MODEL, WORKER, f"sharing: {{{sharing}}}")
+    (found,) = faults_of(MODEL, WORKER, f"sharing: {{{sharing}}}")
     assert found.startswith(fault)
 
 
@@ -668,13 +668,13 @@ def test_what_is_left_out_is_named(
     ],
 )
 def test_wrong_prefix_of_paths_is_told(prefix: str, fault: str) -> None:
-    said = told(MODEL, WORKER, f"extproc: {{path_prefixes: ['/llm', '{prefix}']}}")
+    said = faults_of(MODEL, WORKER, f"extproc: {{path_prefixes: ['/llm', '{prefix}']}}")
     assert said == [f"extproc.path_prefixes[1]: {fault}"]
 
 
 def test_number_of_prefixes_is_limited() -> None:
     many = ", ".join(f"/p{number}" for number in range(257))
-    assert told(MODEL, WORKER, f"extproc: {{path_prefixes: [{many}]}}") == [
+    assert faults_of(MODEL, WORKER, f"extproc: {{path_prefixes: [{many}]}}") == [
         "extproc.path_prefixes: more than 256"
     ]
 

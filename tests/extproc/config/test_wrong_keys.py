@@ -69,8 +69,8 @@ discovery: {dns: [{name: a, nameserver: x}, {name: a, srv: maybe}]}
 
 
 def test_one_wrong_key_hides_no_other_fault() -> None:
-    told = [fault.partition(": ")[0] for fault in faults_with_lines(TEXT)]
-    assert told == [
+    listed = [fault.partition(": ")[0] for fault in faults_with_lines(TEXT)]
+    assert listed == [
         "log.level",
         "extproc.deadline_ms",
         "extproc.listn",
@@ -92,10 +92,10 @@ def test_one_wrong_key_hides_no_other_fault() -> None:
 
 
 def test_each_fault_has_its_line() -> None:
-    told = faults_with_lines(TEXT)
-    lines = [int(re.findall(r"\bline (\d+)", fault)[0]) for fault in told]
+    listed = faults_with_lines(TEXT)
+    lines = [int(re.findall(r"\bline (\d+)", fault)[0]) for fault in listed]
     assert lines == [1, 2, 2, 4, 5, 7, 8, 8, 8, 9, 10, 10, 11, 11, 12, 12, 12]
-    assert told[10].endswith("(line 10; workers[0] in line 7)")
+    assert listed[10].endswith("(line 10; workers[0] in line 7)")
 
 
 RUNNING = "models: [{name: m}, {name: n}]\nworkers: [{endpoint: 'a:1', model: m}]\n"
@@ -113,9 +113,9 @@ RUNNING = "models: [{name: m}, {name: n}]\nworkers: [{endpoint: 'a:1', model: m}
     ],
 )
 def test_rule_that_reads_a_wrong_key_is_left_out(more: str, fault: str) -> None:
-    told = [one for one in faults(RUNNING + more) if not one.endswith("is above 65535")]
-    assert len(told) == 1, told
-    assert fault in told[0]
+    listed = [one for one in faults(RUNNING + more) if not one.endswith("is above 65535")]
+    assert len(listed) == 1, listed
+    assert fault in listed[0]
 
 
 # Keys of one configuration: for each, values that have the right type. Some break rules.
@@ -167,7 +167,7 @@ def text_of(values: dict[str, object]) -> str:
     return json.dumps(root)
 
 
-def told(values: dict[str, object]) -> set[str]:
+def faults_of(values: dict[str, object]) -> set[str]:
     """The faults; of names that are used several times, not how often."""
     try:
         parse(text_of(values), "c")
@@ -180,6 +180,6 @@ def told(values: dict[str, object]) -> set[str]:
 def test_what_is_said_beside_a_wrong_key_is_so_whatever_it_was_meant_to_be(
     values: dict[str, object], key: str, data: st.DataObject
 ) -> None:
-    said = told({**values, key: {"no": "such"}})
-    meant = told({**values, key: data.draw(st.sampled_from(KEYS[key]))})
+    said = faults_of({**values, key: {"no": "such"}})
+    meant = faults_of({**values, key: data.draw(st.sampled_from(KEYS[key]))})
     assert {one for one in said if not one.startswith(f"c: {key}")} <= meant

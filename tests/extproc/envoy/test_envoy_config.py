@@ -192,12 +192,12 @@ def test_standby_router_has_a_lower_priority_with_all_its_processes() -> None:
 
 def test_router_of_a_conversation_follows_from_the_first_header_present() -> None:
     tree = parsed(several("conversation"))
-    told = ext_proc(tree)["grpc_service"]["initial_metadata"]
+    shown = ext_proc(tree)["grpc_service"]["initial_metadata"]
     name = SESSION_HEADERS[0]
-    assert told[0] == {"key": name, "value": f"%REQ({name}):128%"}
+    assert shown[0] == {"key": name, "value": f"%REQ({name}):128%"}
     options = clusters(tree)["kvsteer"]["typed_extension_protocol_options"]
     hashes = options["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"]["hash_policy"]
-    assert [one["header"]["header_name"] for one in hashes] == [one["key"] for one in told]
+    assert [one["header"]["header_name"] for one in hashes] == [one["key"] for one in shown]
     assert all(one["terminal"] for one in hashes)
     other = ext_proc(parsed(several("any")))["grpc_service"]
     assert "initial_metadata" not in other

@@ -272,8 +272,8 @@ def test_patch_finds_the_cluster_by_its_workers_or_its_name() -> None:
     assert "override_host" in str(cluster(tree(patch(with_pipe).text), "engines"))
     other = 'workers: [{endpoint: "10.0.0.9:80"}]\n'
     mine = parse("models: [{name: m}]\n" + other, "c")
-    told = r"no cluster has the address of a configured worker \(10.0.0.9:80\): correct `workers`"
-    with pytest.raises(ConfigError, match=told):
+    shown = r"no cluster has the address of a configured worker \(10.0.0.9:80\): correct `workers`"
+    with pytest.raises(ConfigError, match=shown):
         patched(USER, "f", mine, PatchOptions())
     found = patched(USER, "f", mine, PatchOptions(clusters=("engines",)))
     assert found.notes == [
@@ -317,9 +317,9 @@ def test_patch_notes_a_route_whose_requests_are_not_recognized() -> None:
         if one.get("route", {}).get("cluster") == "engines":
             one["match"], one["route"]["prefix_rewrite"] = {"prefix": "/llm/"}, "/"
     text, edits = yaml.safe_dump(mine), "isolation: {header: x-t, secret_file: s, fail: open}\n"
-    told = [one for one in patch(text, more=edits).notes if "path_prefixes: [/llm]" in one]
-    assert told
-    assert told[0].startswith("static_resources.listeners[0].filter_chains[0]")
+    shown = [one for one in patch(text, more=edits).notes if "path_prefixes: [/llm]" in one]
+    assert shown
+    assert shown[0].startswith("static_resources.listeners[0].filter_chains[0]")
     assert not patch(text).notes
 
 

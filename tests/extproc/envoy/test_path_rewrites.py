@@ -9,7 +9,7 @@ from extproc.envoy.path_rewrites import unrecognized
 EDITS = Config(isolation=Isolation(header="x-tenant", secret_file="s"))
 
 
-def told(match: Any, action: Any, config: Config = EDITS, prefixes: tuple[str, ...] = ()) -> str:
+def notes(match: Any, action: Any, config: Config = EDITS, prefixes: tuple[str, ...] = ()) -> str:
     named = Config(extproc=ExtProc(path_prefixes=prefixes), isolation=config.isolation)
     return unrecognized(match, action, named)
 
@@ -27,25 +27,25 @@ def told(match: Any, action: Any, config: Config = EDITS, prefixes: tuple[str, .
 )
 def test_prefix_to_set_is_named_where_bodies_are_edited(match: Any, to: str, prefix: str) -> None:
     action = {"prefix_rewrite": to}
-    assert told(match, action).endswith(f": set extproc.path_prefixes: [{prefix}]")
-    assert told(match, action, prefixes=(prefix,)) == ""
+    assert notes(match, action).endswith(f": set extproc.path_prefixes: [{prefix}]")
+    assert notes(match, action, prefixes=(prefix,)) == ""
     responses = " changes /openai/deployments/m/responses to /v1/responses"
-    assert told(match, action, Config()) == "" or responses in told(match, action, Config())
+    assert notes(match, action, Config()) == "" or responses in notes(match, action, Config())
 
 
 def test_path_that_no_setting_finds_is_told() -> None:
-    said = told({"path": "/talk"}, {"prefix_rewrite": "/v1/chat/completions"}, Config())
+    said = notes({"path": "/talk"}, {"prefix_rewrite": "/v1/chat/completions"}, Config())
     assert said.startswith("prefix_rewrite changes /talk to /v1/chat/completions: no setting")
 
 
 @pytest.mark.parametrize("key", ["regex_rewrite", "path_rewrite_policy"])
 def test_rewrite_that_cannot_be_followed_needs_a_prefix_where_bodies_are_edited(key: str) -> None:
     action = {key: {"pattern": {"regex": "^/a/[^/]+"}, "substitution": ""}}
-    assert told({"prefix": "/a/"}, action) == (
+    assert notes({"prefix": "/a/"}, action) == (
         f"{key} changes paths: name what it takes away in extproc.path_prefixes"
     )
-    assert told({"prefix": "/a/"}, action, prefixes=("/a/b",)) == ""
-    assert told({"prefix": "/a/"}, action, Config()) == ""
+    assert notes({"prefix": "/a/"}, action, prefixes=("/a/b",)) == ""
+    assert notes({"prefix": "/a/"}, action, Config()) == ""
 
 
 @pytest.mark.parametrize(
@@ -61,4 +61,4 @@ def test_rewrite_that_cannot_be_followed_needs_a_prefix_where_bodies_are_edited(
     ],
 )
 def test_route_that_changes_no_engines_path_is_right(match: Any, action: Any) -> None:
-    assert told(match, action) == ""
+    assert notes(match, action) == ""

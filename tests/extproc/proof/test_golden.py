@@ -54,7 +54,7 @@ def text_of(tokens: Sequence[int]) -> str:
     return "".join(map(chr, tokens))
 
 
-def told(
+def golden_of(
     *differing: str, refused: Sequence[str] = (), unkeyed: Sequence[str] = ()
 ) -> list[GoldenTokens]:
     """The results of all golden requests: some differ; for some, one side has no tokens."""
@@ -69,7 +69,7 @@ def told(
 
 
 def of(*names: str, **more: Sequence[str]) -> Comparison:
-    return comparison(told(*names, **more), text_of)
+    return comparison(golden_of(*names, **more), text_of)
 
 
 def proof_of(*names: str, **more: Sequence[str]) -> TokenProof:
@@ -319,9 +319,9 @@ def started(day: str) -> TokenProof:
     encoder = DatedEncoder(is_shown=False)
     golden = golden_for(encoder, RUST_DIALECT)
     engines = [ids("abc" if isinstance(one.prompt, Text) else day) for one in golden]
-    told = golden_tokens(encoder, golden, own_tokens(encoder, golden), engines)
+    compared = golden_tokens(encoder, golden, own_tokens(encoder, golden), engines)
     proof = TokenProof("w")
-    proof.compare(comparison(told, text_of), 1.0)
+    proof.compare(comparison(compared, text_of), 1.0)
     return proof
 
 
@@ -388,9 +388,9 @@ def test_how_texts_are_cut_is_shown_by_a_text_of_many_kinds(
         for one in golden
         if isinstance(one.prompt, Text)
     ]
-    told = golden_tokens(DoubtfulEncoder(), golden, ours, theirs)
+    compared = golden_tokens(DoubtfulEncoder(), golden, ours, theirs)
     proof = TokenProof("w")
-    proof.compare(comparison(told, text_of), 1.0)
+    proof.compare(comparison(compared, text_of), 1.0)
     assert (proof.proved, proof.refuted) == (proved, refuted)
     assert ("as tokenizer_class says" in proof.state_of(CUT).reason) is bool(refuted)
 
@@ -467,10 +467,10 @@ def test_difference_in_added_tokens_names_the_files_beside_the_tokenizer() -> No
 
 def test_difference_as_with_thinking_off_names_the_engines_flag() -> None:
     switched = next(one for one in GOLDEN if "does not think" in one.name)
-    told = [
+    compared = [
         GoldenTokens(BY_NAME[CHAT_NAME], ids("hi<think>"), ids("hi<off>")),
         GoldenTokens(switched, ids("hi<off>"), ids("hi<off>")),
     ]
-    found = comparison(told, text_of).forms[CONVERSATION]
+    found = comparison(compared, text_of).forms[CONVERSATION]
     assert "as of a conversation that does not think here" in found.reason
     assert "--default-chat-template-kwargs" in found.reason

@@ -188,13 +188,13 @@ def test_worker_shows_by_which_library_its_tools_are_printed(tmp_path: Path, at:
     spoken = [VLLM_0_24, *rivals_of(VLLM_0_24)][at]
     answers = {own.question.name: own.tokens for own in own_prompts(encoder, spoken, 0)}
     asked = own_prompts(encoder, VLLM_0_24, 0)
-    told: Sequence[OwnAnswer] = [(own, answers[own.question.name]) for own in asked]
-    found = rival_shown(encoder, VLLM_0_24, told)
+    results: Sequence[OwnAnswer] = [(own, answers[own.question.name]) for own in asked]
+    found = rival_shown(encoder, VLLM_0_24, results)
     assert (found is None) == (at == 0)
     if found is not None:
         assert found[0] == spoken
-        told = found[1]
-    known = verdicts(told, encoder.text_of, 0)
+        results = found[1]
+    known = verdicts(results, encoder.text_of, 0)
     assert known[PRINTED].is_same
     assert all(one.is_same for one in known.values())
 
@@ -202,11 +202,11 @@ def test_worker_shows_by_which_library_its_tools_are_printed(tmp_path: Path, at:
 def test_answer_of_no_library_is_a_difference(tmp_path: Path) -> None:
     encoder = with_tools(tmp_path)
     other = Tokens("I", [1])
-    told = [(own, other) for own in own_prompts(encoder, VLLM_0_24, 0) if own.forms & PRINTED]
-    assert rival_shown(encoder, VLLM_0_24, told) is None
-    assert verdicts(told, encoder.text_of, 0)[PRINTED].is_same is False
-    assert rival_shown(encoder, VLLM_0_24, [(own, None) for own, _ in told]) is None
-    assert rival_shown(encoder, NEWEST, [(own, other) for own, _ in told]) is None
+    results = [(own, other) for own in own_prompts(encoder, VLLM_0_24, 0) if own.forms & PRINTED]
+    assert rival_shown(encoder, VLLM_0_24, results) is None
+    assert verdicts(results, encoder.text_of, 0)[PRINTED].is_same is False
+    assert rival_shown(encoder, VLLM_0_24, [(own, None) for own, _ in results]) is None
+    assert rival_shown(encoder, NEWEST, [(own, other) for own, _ in results]) is None
 
 
 def own(forms: int) -> OwnPrompt:
@@ -228,10 +228,10 @@ RESULTS: list[tuple[list[tuple[OwnPrompt, Tokens | None]], int, dict[int, bool]]
 ]
 
 
-@pytest.mark.parametrize(("told", "known", "expected"), RESULTS)
+@pytest.mark.parametrize(("results", "known", "expected"), RESULTS)
 def test_difference_refutes_only_what_nothing_else_shows(
-    told: list[tuple[OwnPrompt, Tokens | None]], known: int, expected: dict[int, bool]
+    results: list[tuple[OwnPrompt, Tokens | None]], known: int, expected: dict[int, bool]
 ) -> None:
-    found = verdicts(told, text_of, known)
+    found = verdicts(results, text_of, known)
     assert {form: one.is_same for form, one in found.items()} == expected
     assert all(one.reason for one in found.values() if one.is_same is False)

@@ -28,7 +28,7 @@ from extproc.requests.prompt import (
     FORM_NAMES,
     REASONING,
     TOOLS,
-    blamed,
+    forms_to_blame,
 )
 
 DIFFERENT = GoldenVerdict(
@@ -105,7 +105,7 @@ def raised(goods: Sequence[bool], bad: int, good: int) -> bool:
 def touches(finding: Finding, form: int) -> bool:
     """Whether a finding is about a form: only a stored prompt says anything about all of its."""
     forms = finding.forms if finding.kind in ("stored", "golden", "restart") else None
-    return bool((blamed(finding.forms) if forms is None else forms) & form)
+    return bool((forms_to_blame(finding.forms) if forms is None else forms) & form)
 
 
 def retold(findings: Sequence[Finding], form: int) -> Proof:
@@ -113,9 +113,9 @@ def retold(findings: Sequence[Finding], form: int) -> Proof:
     at = list(FORM_NAMES).index(form)
     about = [one for one in findings if touches(one, form)]
     since = list(after_last(about, lambda one: one.kind == "restart"))
-    told = [one.verdicts[at].is_same for one in about if one.kind == "golden"]
+    results = [one.verdicts[at].is_same for one in about if one.kind == "golden"]
     told_since = [one.verdicts[at].is_same for one in since if one.kind == "golden"]
-    golden = told_since[-1] if told_since else (False if told and told[-1] is False else None)
+    golden = told_since[-1] if told_since else (False if results and results[-1] is False else None)
     mended = counted_since_mended(about, at)
     counts = [one.kind == "same count" for one in mended if one.kind.endswith("count")]
     stores = [one.kind == "stored" for one in since if one.kind.endswith("stored")]
@@ -167,8 +167,8 @@ def test_state_is_never_refuted_without_other_tokens_or_counts(findings: list[Fi
 def test_state_is_never_proved_without_the_same_tokens_or_stored_blocks(
     findings: list[Finding],
 ) -> None:
-    told = [one for one in findings if one.kind != "stored" and SAME not in one.verdicts]
-    proof = after(told)
+    results = [one for one in findings if one.kind != "stored" and SAME not in one.verdicts]
+    proof = after(results)
     assert all(proof.state_of(form).proof is not Proof.PROVED for form in FORM_NAMES)
 
 

@@ -118,9 +118,9 @@ SGLANG_TURNS = [
 def test_other_engines_are_told_only_what_all_read_alike(engine: Engine) -> None:
     foreign, user = dialect_of(engine), {"role": "user", "content": "a"}
     for path in (CHAT_PATH, "/v1/messages"):
-        told = read({"messages": [user]}, foreign, path)
-        assert isinstance(told, Chat)
-        assert (told.messages, told.dialect) == ([user], None)
+        parsed = read({"messages": [user]}, foreign, path)
+        assert isinstance(parsed, Chat)
+        assert (parsed.messages, parsed.dialect) == ([user], None)
     blocks = [{"type": "text", "text": "a"}]
     bodies: list[tuple[str, dict[str, Any]]] = [
         *((CHAT_PATH, {"messages": turns}) for turns in SGLANG_TURNS),
@@ -138,10 +138,10 @@ def test_other_engines_are_told_only_what_all_read_alike(engine: Engine) -> None
 def test_broken_arguments_are_emptied_from_the_release_on_that_does_so(arguments: str) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     body = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
-    told = read(body, dialect_at(29))
-    assert isinstance(told, Chat)
-    assert told.forms == EMPTIED
-    assert told.messages[0]["tool_calls"][0]["function"]["arguments"] == {}
+    parsed = read(body, dialect_at(29))
+    assert isinstance(parsed, Chat)
+    assert parsed.forms == EMPTIED
+    assert parsed.messages[0]["tool_calls"][0]["function"]["arguments"] == {}
     for older in (dialect_at(28), None):
         assert read(body, older) == "unsupported_tool_arguments"
 
@@ -238,9 +238,9 @@ def test_request_without_any_form_of_releases_is_the_same_in_all_dialects(
     messages: list[dict[str, Any]], dialect: Dialect
 ) -> None:
     body = {"messages": messages}
-    told, plain = read(body, dialect), read(body, None)
-    if isinstance(told, Chat) and not told.forms:
-        assert msgspec.structs.replace(told, dialect=None, effort_rule=None) == plain
+    parsed, plain = read(body, dialect), read(body, None)
+    if isinstance(parsed, Chat) and not parsed.forms:
+        assert msgspec.structs.replace(parsed, dialect=None, effort_rule=None) == plain
     else:
         assert any(one["content"].startswith("x-anthropic") for one in messages)
 
@@ -249,9 +249,9 @@ def test_request_without_any_form_of_releases_is_the_same_in_all_dialects(
 def test_sglang_reads_plain_texts_as_all_engines_do(
     messages: list[dict[str, Any]], dialect: Dialect
 ) -> None:
-    told = read({"messages": messages}, dialect)
-    assert isinstance(told, Chat)
-    assert told.messages == messages
+    parsed = read({"messages": messages}, dialect)
+    assert isinstance(parsed, Chat)
+    assert parsed.messages == messages
 
 
 @given(TURNS, st.sampled_from([*DIALECTS, None]), st.dictionaries(st.text(max_size=8), VALUES))

@@ -177,9 +177,9 @@ BILLED = text("x-anthropic-billing-header: cch=1")
 
 @pytest.mark.parametrize("content", ["t", [text("t")], [BILLED, text("t"), {"type": "other"}]])
 def test_system_turn_among_the_messages_stays_in_its_place(content: object) -> None:
-    told = chat_in(NEWEST, messages=[USER, {"role": "system", "content": content}, USER])
-    assert told.messages == [USER, {"role": "system", "content": "t"}, USER]
-    assert told.forms == INLINE_SYSTEM
+    parsed = chat_in(NEWEST, messages=[USER, {"role": "system", "content": content}, USER])
+    assert parsed.messages == [USER, {"role": "system", "content": "t"}, USER]
+    assert parsed.forms == INLINE_SYSTEM
 
 
 def test_system_turn_without_a_text_is_none() -> None:
@@ -189,7 +189,7 @@ def test_system_turn_without_a_text_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "effort", "told"),
+    ("rules", "effort", "parsed"),
     [
         (NEWEST, None, (DISABLED, Effort.SWITCHES)),
         (NEWEST, "high", (DISABLED, Effort.SWITCHES)),
@@ -199,10 +199,10 @@ def test_system_turn_without_a_text_is_none() -> None:
     ],
 )
 def test_thinking_that_is_off_outweighs_the_effort_in_newer_releases(
-    rules: Dialect | None, effort: str | None, told: tuple[str, Effort | None]
+    rules: Dialect | None, effort: str | None, parsed: tuple[str, Effort | None]
 ) -> None:
     off = chat_in(rules, thinking={"type": "disabled"}, output_config={"effort": effort})
-    assert (off.effort, off.effort_rule) == told
+    assert (off.effort, off.effort_rule) == parsed
 
 
 @pytest.mark.parametrize(
@@ -215,18 +215,18 @@ def test_thoughts_may_be_shorter_than_answers(fields: dict[str, Any]) -> None:
 
 def test_flags_of_tools_are_passed_on_and_other_fields_are_not() -> None:
     tool = {**TOOL, "defer_loading": True, "strict": None, "cache_control": {}, "new": 1}
-    told = chat_in(NEWEST, tools=[tool])
-    (printed,) = told.variables["tools"]
+    parsed = chat_in(NEWEST, tools=[tool])
+    (printed,) = parsed.variables["tools"]
     assert list(printed["function"]) == ["name", "description", "parameters", "defer_loading"]
-    assert (told.forms, printed.keys()) == (TOOL_FIELDS, {"type", "function"})
+    assert (parsed.forms, printed.keys()) == (TOOL_FIELDS, {"type", "function"})
 
 
 def test_older_releases_do_not_know_flags_of_tools_nor_arguments_of_templates() -> None:
     rules = dialect_of(Engine(VLLM, Release(0, 19)))
     tool = {**TOOL, "defer_loading": True, "strict": True}
-    told = chat_in(rules, tools=[tool], chat_template_kwargs={"a": 1})
-    assert told.variables["tools"] == chat(tools=[TOOL]).variables["tools"]
-    assert (told.forms, "a" in told.variables) == (TOOL_FIELDS | LEFT_OUT, False)
+    parsed = chat_in(rules, tools=[tool], chat_template_kwargs={"a": 1})
+    assert parsed.variables["tools"] == chat(tools=[TOOL]).variables["tools"]
+    assert (parsed.forms, "a" in parsed.variables) == (TOOL_FIELDS | LEFT_OUT, False)
     newest = chat_in(NEWEST, chat_template_kwargs={"a": 1, "b": None})
     assert (newest.forms, newest.variables.get("a"), "b" in newest.variables) == (
         LEFT_OUT,
@@ -239,13 +239,13 @@ def test_result_that_names_tools_makes_a_second_message() -> None:
     items = [text("found"), {"type": "tool_reference", "tool_name": "f", "name": "no"}]
     items += [{"type": "tool_reference", "name": "g"}, {"type": "tool_reference"}]
     block = {"type": "tool_result", "tool_use_id": "1", "content": items}
-    told = chat_in(NEWEST, messages=[{"role": "user", "content": [block]}])
+    parsed = chat_in(NEWEST, messages=[{"role": "user", "content": [block]}])
     named = [{"type": "tool_reference", "name": name} for name in ("f", "g")]
-    assert told.messages == [
+    assert parsed.messages == [
         {"role": "tool", "content": "found", "tool_call_id": "1"},
         {"role": "tool", "content": named, "tool_call_id": "1"},
     ]
-    assert (told.forms, told.has_media) == (TOOL_REFERENCES, False)
+    assert (parsed.forms, parsed.has_media) == (TOOL_REFERENCES, False)
 
 
 @pytest.mark.parametrize(
@@ -261,22 +261,22 @@ def test_result_that_names_tools_makes_a_second_message() -> None:
 def test_blocks_that_are_not_of_a_role_are_left_out_or_written_as_text(
     role: str, blocks: list[dict[str, Any]], content: str
 ) -> None:
-    told = chat_in(NEWEST, messages=[{"role": role, "content": blocks}])
-    assert (told.messages, told.forms) == ([{"role": role, "content": content}], LEFT_OUT)
+    parsed = chat_in(NEWEST, messages=[{"role": role, "content": blocks}])
+    assert (parsed.messages, parsed.forms) == ([{"role": role, "content": content}], LEFT_OUT)
 
 
 def test_parts_of_results_of_other_kinds_are_left_out() -> None:
     items = [text("a"), {"type": "document", "title": "t"}]
     block = {"type": "tool_result", "tool_use_id": "1", "content": items}
-    told = chat_in(NEWEST, messages=[{"role": "user", "content": [block]}])
+    parsed = chat_in(NEWEST, messages=[{"role": "user", "content": [block]}])
     result = {"role": "tool", "content": "a", "tool_call_id": "1"}
-    assert (told.messages, told.forms) == ([result], LEFT_OUT)
+    assert (parsed.messages, parsed.forms) == ([result], LEFT_OUT)
 
 
 def test_empty_system_text_makes_no_message() -> None:
-    told = chat_in(NEWEST, system=[text("")])
-    assert told.forms == LEFT_OUT
-    assert [message["role"] for message in told.messages] == ["user"]
+    parsed = chat_in(NEWEST, system=[text("")])
+    assert parsed.forms == LEFT_OUT
+    assert [message["role"] for message in parsed.messages] == ["user"]
 
 
 def change(kind: str, tool: dict[str, Any]) -> dict[str, Any]:
@@ -292,11 +292,11 @@ def test_tools_are_those_at_the_end_of_the_conversation() -> None:
         change("removal", {"type": "tool_reference", "name": "f"}),
         change("addition", added),
     ]
-    told = chat_in(NEWEST, messages=messages, tools=[TOOL, deferred])
-    functions = [tool["function"] for tool in told.variables["tools"]]
+    parsed = chat_in(NEWEST, messages=messages, tools=[TOOL, deferred])
+    functions = [tool["function"] for tool in parsed.variables["tools"]]
     assert [one["name"] for one in functions] == ["g", "h"]
     assert not any("defer_loading" in one for one in functions)
-    assert told.forms & LEFT_OUT
+    assert parsed.forms & LEFT_OUT
 
 
 @pytest.mark.parametrize(
@@ -319,9 +319,9 @@ def test_only_system_turns_change_tools() -> None:
 
 
 def test_tools_that_must_not_be_used_are_a_form_of_their_own() -> None:
-    told = chat_in(NEWEST, tools=[TOOL], tool_choice={"type": "none"})
-    assert told.forms == NO_TOOLS
-    assert told.variables["tools"]
+    parsed = chat_in(NEWEST, tools=[TOOL], tool_choice={"type": "none"})
+    assert parsed.forms == NO_TOOLS
+    assert parsed.variables["tools"]
 
 
 @pytest.mark.parametrize(

@@ -155,8 +155,8 @@ def called(name: str = "f", arguments: object = None) -> dict[str, Any]:
 
 
 def test_items_of_one_turn_become_one_message() -> None:
-    told = spoken(THOUGHT, SAID, CALL, CALL, OUTPUT)
-    assert told.messages[1:] == [
+    result = spoken(THOUGHT, SAID, CALL, CALL, OUTPUT)
+    assert result.messages[1:] == [
         {
             "role": "assistant",
             "content": "a",
@@ -165,7 +165,7 @@ def test_items_of_one_turn_become_one_message() -> None:
         },
         {"role": "tool", "content": "o", "tool_call_id": "1"},
     ]
-    assert told.forms == ITEMS
+    assert result.forms == ITEMS
 
 
 def test_second_text_or_thought_begins_a_new_message() -> None:
@@ -174,9 +174,9 @@ def test_second_text_or_thought_begins_a_new_message() -> None:
 
 
 def test_items_stay_apart_in_releases_that_merge_none() -> None:
-    told = spoken(SAID, CALL, rules=dialect(14))
-    assert [one["role"] for one in told.messages] == ["user", "assistant", "assistant"]
-    assert not told.add_special_tokens
+    result = spoken(SAID, CALL, rules=dialect(14))
+    assert [one["role"] for one in result.messages] == ["user", "assistant", "assistant"]
+    assert not result.add_special_tokens
 
 
 def test_bare_text_of_a_model_joins_its_turn_from_025_on() -> None:
@@ -200,15 +200,15 @@ def test_reasoning_without_content_is_its_summary(item: dict[str, Any], text: st
 
 def test_only_the_first_part_of_a_models_text_counts() -> None:
     several = {**SAID, "content": [*SAID["content"], {"type": "output_text", "text": "b"}]}
-    told = spoken(several)
-    assert (told.messages[1]["content"], told.forms) == ("a", ITEMS)
+    result = spoken(several)
+    assert (result.messages[1]["content"], result.forms) == ("a", ITEMS)
 
 
 def test_custom_tools_are_functions_of_one_text_from_032_on() -> None:
-    told = spoken(PATCH, PATCHED, tools=[{"type": "custom", "name": "p", "description": "d"}])
-    assert told.messages[1]["tool_calls"] == [called("p", {"input": "diff"})]
-    assert told.messages[2] == {"role": "tool", "content": "done", "tool_call_id": "1"}
-    (tool,) = told.variables["tools"]
+    result = spoken(PATCH, PATCHED, tools=[{"type": "custom", "name": "p", "description": "d"}])
+    assert result.messages[1]["tool_calls"] == [called("p", {"input": "diff"})]
+    assert result.messages[2] == {"role": "tool", "content": "done", "tool_call_id": "1"}
+    (tool,) = result.variables["tools"]
     assert tool["function"]["parameters"]["required"] == ["input"]
     for item in (PATCH, PATCHED):
         assert why(item, rules=dialect(31)) == "unsupported_items"
@@ -222,12 +222,12 @@ def test_tools_are_printed_as_chats_are_and_namespaces_are_flattened() -> None:
     inner = [{**plain, "strict": None}, {"type": "other"}]
     tools = [plain, {"type": "namespace", "name": "n", "tools": inner}, {"type": "web_search"}]
     function: dict[str, Any] = {"name": "f", "description": None, "parameters": {}}
-    told = spoken(tools=tools)
-    assert told.variables["tools"] == [
+    result = spoken(tools=tools)
+    assert result.variables["tools"] == [
         {"type": "function", "function": {**function, "strict": False}},
         {"type": "function", "function": {**function, "name": "n__f"}},
     ]
-    assert told.forms == ITEMS
+    assert result.forms == ITEMS
     flattened = spoken({**CALL, "namespace": "n"}).messages[1]["tool_calls"]
     assert flattened == [called("n__f")]
 
@@ -235,17 +235,17 @@ def test_tools_are_printed_as_chats_are_and_namespaces_are_flattened() -> None:
 def test_flags_of_functions_are_passed_on_but_not_of_custom_tools() -> None:
     flags = {"strict": False, "defer_loading": True, "allowed_callers": ["direct"]}
     function = {"type": "function", "name": "f", "parameters": {}, **flags}
-    told = spoken(tools=[function, {"type": "custom", "name": "c", **flags}])
-    printed = [list(tool["function"]) for tool in told.variables["tools"]]
+    result = spoken(tools=[function, {"type": "custom", "name": "c", **flags}])
+    printed = [list(tool["function"]) for tool in result.variables["tools"]]
     usual = ["name", "description", "parameters"]
     assert printed == [[*usual, "strict", "defer_loading"], usual]
-    assert told.forms == ITEMS | TOOL_FIELDS
+    assert result.forms == ITEMS | TOOL_FIELDS
 
 
 def test_answer_that_is_sent_as_an_input_is_an_answer() -> None:
-    told = spoken({"role": "assistant", "content": [{"type": "input_text", "text": "yes"}]}, USER)
-    assert {"role": "assistant", "content": "yes"} in told.messages
-    assert told.forms == ITEMS
+    result = spoken({"role": "assistant", "content": [{"type": "input_text", "text": "yes"}]}, USER)
+    assert {"role": "assistant", "content": "yes"} in result.messages
+    assert result.forms == ITEMS
 
 
 def test_arguments_of_templates_are_passed_on_from_024_on() -> None:
@@ -267,10 +267,10 @@ def test_arguments_of_templates_are_passed_on_from_024_on() -> None:
 def test_model_goes_on_with_a_message_that_is_last_and_unfinished(
     items: list[dict[str, Any]], continues: bool
 ) -> None:
-    told = spoken(*items)
-    assert told.variables["continue_final_message"] is continues
-    assert told.variables["add_generation_prompt"] is not continues
-    assert told.forms == ITEMS
+    result = spoken(*items)
+    assert result.variables["continue_final_message"] is continues
+    assert result.variables["add_generation_prompt"] is not continues
+    assert result.forms == ITEMS
 
 
 def test_tools_that_must_not_be_used_are_kept_from_027_on() -> None:
@@ -283,9 +283,9 @@ def test_tools_that_must_not_be_used_are_kept_from_027_on() -> None:
 
 
 def test_output_in_parts_is_a_form_of_its_own() -> None:
-    told = spoken(CALL, {**OUTPUT, "output": [{"type": "input_text", "text": "o"}]})
-    assert told.messages[2]["content"] == [{"type": "text", "text": "o"}]
-    assert told.forms == ITEMS
+    result = spoken(CALL, {**OUTPUT, "output": [{"type": "input_text", "text": "o"}]})
+    assert result.messages[2]["content"] == [{"type": "text", "text": "o"}]
+    assert result.forms == ITEMS
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,9 @@ def test_tools_are_the_request_s_and_then_those_of_developers() -> None:
 @pytest.mark.parametrize("body", [*planted()])
 def test_field_that_nobody_names_changes_nothing_or_is_refused(body: dict[str, Any]) -> None:
     chat = read(body)
-    told = json.dumps([chat.messages, chat.variables])
-    assert "new_field" not in told
-    assert "cache_control" not in told
+    parsed = json.dumps([chat.messages, chat.variables])
+    assert "new_field" not in parsed
+    assert "cache_control" not in parsed
 
 
 @pytest.mark.parametrize(

@@ -174,12 +174,12 @@ async def test_steering_share_set_at_one_process_holds_for_all(tmp_path: Path) -
 
         def all_steer(percent: float) -> Callable[[], Awaitable[bool]]:
             async def do_all() -> bool:
-                told = []
+                done = []
                 for url in urls:
                     with contextlib.suppress(aiohttp.ClientError):
                         async with session.get(url) as response:
-                            told.append((await response.json())["percent"])
-                return told == [percent] * 2
+                            done.append((await response.json())["percent"])
+                return done == [percent] * 2
 
             return do_all
 

@@ -245,23 +245,23 @@ def test_token_ids_replace_the_conversation() -> None:
 
 
 def test_developer_content_of_any_shape_is_labelled() -> None:
-    def told(content: object) -> str:
+    def parsed(content: object) -> str:
         turn = {"role": "developer", "content": content}
         return prompt(RESPONSES, {"input": [turn, ITEM]}, dialect(), "parts")
 
-    assert told([{"type": "input_text", "text": "a"}]).startswith(
+    assert parsed([{"type": "input_text", "text": "a"}]).startswith(
         "<|system|>Developer instructions:\na<|user|>"
     )
-    assert told([]).startswith("<|system|>Developer instructions:<|user|>")
-    assert told(None).startswith("<|user|>hi")
+    assert parsed([]).startswith("<|system|>Developer instructions:<|user|>")
+    assert parsed(None).startswith("<|user|>hi")
 
 
 def test_arguments_of_calls_become_objects() -> None:
-    def told(arguments: object) -> str:
+    def parsed(arguments: object) -> str:
         item = {"type": "function_call", "id": "i", "name": "f", "arguments": arguments}
         return prompt(RESPONSES, {"input": [ITEM, item, ITEM]}, dialect(), "parts")
 
-    assert [told(one).count('f{"a": 1}') for one in ('{"a": 1}', {"a": 1}, "[", None)] == [
+    assert [parsed(one).count('f{"a": 1}') for one in ('{"a": 1}', {"a": 1}, "[", None)] == [
         1,
         1,
         0,
@@ -270,14 +270,14 @@ def test_arguments_of_calls_become_objects() -> None:
 
 
 def test_parts_of_one_turn_are_one_message() -> None:
-    def told(*contents: object) -> str:
+    def parsed(*contents: object) -> str:
         items = [{"role": "assistant", "content": content} for content in contents]
         return prompt(RESPONSES, {"input": [ITEM, *items, ITEM]}, dialect(), "parts")
 
     texts = [{"type": "output_text", "text": "b"}]
-    assert "<|assistant|>a\n\nb<" in told("a", "b")
-    assert '<|assistant|>({"type": "text", "text": "a"})({"type"' in told("a", texts)
-    assert "<|assistant|>b<" in told("", "b")
+    assert "<|assistant|>a\n\nb<" in parsed("a", "b")
+    assert '<|assistant|>({"type": "text", "text": "a"})({"type"' in parsed("a", texts)
+    assert "<|assistant|>b<" in parsed("", "b")
 
 
 @pytest.mark.parametrize(
@@ -390,8 +390,8 @@ def test_worker_whose_parsers_need_code_is_told_no_conversation(parsers: dict[st
 def test_only_what_all_engines_read_alike_needs_no_proof(roles: list[str]) -> None:
     messages = [{"role": role, "content": "x"} for role in roles]
     body = msgspec.json.encode({"messages": messages})
-    told, others = (parse(CHAT, body, lambda _, one=one: one).prompts for one in (dialect(), None))  # type: ignore[misc]
-    (chat,), (plain,) = told, others
+    (chat,) = parse(CHAT, body, lambda _: dialect()).prompts
+    (plain,) = parse(CHAT, body, lambda _: None).prompts
     assert isinstance(chat, Chat)
     assert isinstance(plain, Chat)
     text, forms = ChatTemplate(BARE, {}).render(chat)
@@ -467,8 +467,8 @@ def test_configured_arguments_hold_where_the_worker_shows_none() -> None:
 def test_worker_that_shows_the_configured_arguments_has_no_rules_of_its_own() -> None:
     arguments = PromptArguments(default_chat_template_kwargs='{"thinking":true}')
     engines = {"w": Engine(SGLANG, Release(0, 5, 23))}
-    told = model_dialects(engines, (), {"w": arguments}, keywords={"thinking": True})
-    assert told.first == dialect_of(engines["w"])
+    parsed = model_dialects(engines, (), {"w": arguments}, keywords={"thinking": True})
+    assert parsed.first == dialect_of(engines["w"])
 
 
 def test_effort_among_a_workers_arguments_is_not_followed() -> None:
@@ -477,13 +477,13 @@ def test_effort_among_a_workers_arguments_is_not_followed() -> None:
 
 
 def test_phases_divide_turns_as_the_release_has_it() -> None:
-    def told(patch: int) -> str:
+    def parsed(patch: int) -> str:
         thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "r"}]}
         turns = [{"role": "assistant", "content": "x", "phase": one} for one in PHASES]
         items = [ITEM, thought, *turns, ITEM]
         return prompt(RESPONSES, {"input": items}, dialect(patch), "parts")
 
-    assert [told(patch).count("<|assistant|>") for patch in (19, 22, 23)] == [2, 4, 3]
+    assert [parsed(patch).count("<|assistant|>") for patch in (19, 22, 23)] == [2, 4, 3]
 
 
 def test_strict_of_a_message_s_tool_is_read_from_0_5_23_on() -> None:

@@ -52,10 +52,10 @@ def test_values_are_read_as_sglang_read_them(path: str, column: int) -> None:
     template = ChatTemplate(TEMPLATES[column], {})
     recorded = [json.loads(line) for line in RECORDED.read_text().splitlines()]
     others = [
-        (case, told, row[column])
+        (case, parsed, row[column])
         for case, row in zip(CASES, recorded, strict=True)
         if case.path == path and row is not None and "input_ids" not in case.body
-        if (told := rendered(case, template)) != row[column]
+        if (parsed := rendered(case, template)) != row[column]
     ]
     assert others == []
 
@@ -66,9 +66,9 @@ def test_field_that_nobody_knows_unkeys_nothing(path: str) -> None:
     keyed = [case for case in CASES if case.path == path and is_text(rendered(case, template))]
     for case in keyed[::EVERY]:
         for body in unknown_fields(case.body):
-            told = rendered(case._replace(body=body), template)
-            assert is_text(told) or told == "bad_request", body
+            parsed = rendered(case._replace(body=body), template)
+            assert is_text(parsed) or parsed == "bad_request", body
 
 
-def is_text(told: object) -> bool:
-    return isinstance(told, str) and told.startswith("[")
+def is_text(parsed: object) -> bool:
+    return isinstance(parsed, str) and parsed.startswith("[")

@@ -59,14 +59,14 @@ NEWS = st.builds(
 
 
 @given(st.lists(NEWS, max_size=6))
-def test_forged_news_are_merged_or_refused_and_forgotten(told: list[RouterReport]) -> None:
+def test_forged_news_are_merged_or_refused_and_forgotten(reports: list[RouterReport]) -> None:
     other = Router("other")
     introduce(other, RouterReport("one", 1, 1, 0), 0.0)
-    for at, news in enumerate(told):
+    for at, news in enumerate(reports):
         sent = msgspec.structs.replace(news, sequence=at + 2)
         other.hear([encoded(sent, KEYS)], at / 100)
     counts = other.others.counts
-    assert sum(counts.values()) >= len(told)
+    assert sum(counts.values()) >= len(reports)
     other.others.forget(3 * FORGET_SECONDS)
     assert not other.others.peers
     at_once = [other.load(one, 3 * FORGET_SECONDS).utilization for one in WORKERS]

@@ -151,8 +151,8 @@ def test_homes_are_told_in_order_in_as_many_messages_as_needed() -> None:
         one.turn((key, 1_000 + key % 2), 0, WORKERS[key % 2], 0.0)
     one.reporter.note_over(range(1, KEYS_OF_HOME), B)
     messages = one.due(0.0)
-    told = [decoded(message, KEYS).homes for message in messages]
-    assert [len(homes) for homes in told] == [MAX_HOMES, 4]
+    sent_reports = [decoded(message, KEYS).homes for message in messages]
+    assert [len(homes) for homes in sent_reports] == [MAX_HOMES, 4]
     other.hear(messages, 0.0)
     assert other.home_of(count, 0.1) == WORKERS[count % 2]
     assert other.home_of(1, 0.1) == ""
@@ -168,10 +168,10 @@ def test_newcomer_is_told_only_the_latest_homes() -> None:
     homes, worker = Homes(1), Holdings("a")
     for key in range(MAX_KNOWN + KEYS_OF_HOME):
         homes.note((key,), worker, float(key))
-    told = known_homes(homes, {"a": A_ID}, 2_000.0)
-    assert sum(one.key_count for one in told) == MAX_KNOWN
+    sent_reports = known_homes(homes, {"a": A_ID}, 2_000.0)
+    assert sum(one.key_count for one in sent_reports) == MAX_KNOWN
     assert known_homes(homes, {"b": A_ID}, 2_000.0) == []
-    last = told[-1]
+    last = sent_reports[-1]
     assert (last.each_key[-1], last.each_age[-1]) == (1_087, 913)
     assert last.follows == b""
 

@@ -241,21 +241,21 @@ def test_claim_of_known_tokens_leaves_its_lengths_out() -> None:
 
 @given(OUTLINES)
 def test_outline_is_the_same_after_a_message(marks: Marks) -> None:
-    told = claim_report(1, 2, marks)
-    assert isinstance(told, OutlineReport)
-    assert (told.keys, struct.unpack(f"<{told.mark_count}I", told.lengths)) == (
+    reports = claim_report(1, 2, marks)
+    assert isinstance(reports, OutlineReport)
+    assert (reports.keys, struct.unpack(f"<{reports.mark_count}I", reports.lengths)) == (
         marks.keys,
         marks.lengths,
     )
-    assert decoded(encoded(RouterReport("a", 1, 1, 0, outlines=(told,)), KEYS), KEYS).outlines == (
-        told,
-    )
+    assert decoded(
+        encoded(RouterReport("a", 1, 1, 0, outlines=(reports,)), KEYS), KEYS
+    ).outlines == (reports,)
 
 
 @pytest.mark.parametrize(
     "lengths", [b"\1\0\0\0", b"\1\0\0\0" * 2, b"\2\0\0\0\1\0\0\0", b"\xff" * 8]
 )
 def test_outline_without_ascending_lengths_is_malformed(lengths: bytes) -> None:
-    told = OutlineReport(1, 2, packed((1, 2)), lengths)
+    reports = OutlineReport(1, 2, packed((1, 2)), lengths)
     with pytest.raises(MessageError, match="malformed"):
-        decoded(encoded(RouterReport("a", 1, 1, 0, outlines=(told,)), KEYS), KEYS)
+        decoded(encoded(RouterReport("a", 1, 1, 0, outlines=(reports,)), KEYS), KEYS)

@@ -93,12 +93,12 @@ def test_compose_splits_news_over_several_messages() -> None:
         router.loads.begin(worker, 10, 0.0)
     for key in range(2 * MAX_CLAIMS + 1):
         router.send(workers[0], Marks((64,), packed((key,))), 0.0)
-    told = said(router, 0.0)
-    assert [len(one.workers) for one in told] == [MAX_WORKERS, 5, 0]
-    assert [len(one.claims) for one in told] == [MAX_CLAIMS, MAX_CLAIMS, 1]
-    assert [one.sequence for one in told] == [1, 2, 3]
-    assert [one.is_hello for one in told] == [True, False, False]
-    assert [one.is_whole for one in told] == [False, True, False]
+    reports = said(router, 0.0)
+    assert [len(one.workers) for one in reports] == [MAX_WORKERS, 5, 0]
+    assert [len(one.claims) for one in reports] == [MAX_CLAIMS, MAX_CLAIMS, 1]
+    assert [one.sequence for one in reports] == [1, 2, 3]
+    assert [one.is_hello for one in reports] == [True, False, False]
+    assert [one.is_whole for one in reports] == [False, True, False]
 
 
 @given(

@@ -222,11 +222,11 @@ async def test_messages_are_dropped_while_the_engine_is_stopped(tmp_path: Path) 
         engine.process.send_signal(signal.SIGSTOP)
         before = one.sharing.sent
         await until(one.is_alone, "alone")
-        told, untold = one.sharing.sent, one.sharing.not_sent
+        reports, untold = one.sharing.sent, one.sharing.not_sent
         one.send()
         await until(lambda: one.sharing.not_sent > untold + 10, "ticks go by")
-        assert one.sharing.sent - told < one.sharing.not_sent - untold
-        assert told - before < 100
+        assert one.sharing.sent - reports < one.sharing.not_sent - untold
+        assert reports - before < 100
         engine.process.send_signal(signal.SIGCONT)
         await until(lambda: other.others() == 1, "shared again")
 

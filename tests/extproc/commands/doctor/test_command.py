@@ -62,19 +62,19 @@ def test_doctor_text_names_faults_with_their_fixes(
     config: str, places: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", "--config", config]) == 1
-    told = capsys.readouterr().out
+    shown = capsys.readouterr().out
     for name, place in places.items():
-        told = told.replace(place, name)
-    assert told == TEXT
+        shown = shown.replace(place, name)
+    assert shown == TEXT
 
 
 def test_doctor_json_is_one_object(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--config", config, "--json", "--timeout", "2"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    codes = {one["code"] for one in told["findings"] if one["verdict"] == "wrong"}
+    shown = json.loads(capsys.readouterr().out)
+    codes = {one["code"] for one in shown["findings"] if one["verdict"] == "wrong"}
     assert codes == {"worker-unreachable", "router-down"}
-    assert told["steering"].startswith("requests are not steered now")
-    assert told["ok"] is False
+    assert shown["steering"].startswith("requests are not steered now")
+    assert shown["ok"] is False
 
 
 def test_doctor_exits_otherwise_for_an_unusable_configuration(tmp_path: Path) -> None:

@@ -52,9 +52,9 @@ async def test_doctor_finds_no_fault_in_a_healthy_worker(dialect: str) -> None:
         found = await findings_of(worker, probes=True)
     assert exit_status(found) == 0
     right = {one.check for one in found if one.verdict is Severity.RIGHT}
-    told = {"tokens"} if dialect != "trtllm" else set()  # trtllm has no /tokenize
-    told.add("engine")
-    assert right >= {"http", "models", "feed", "probe", "replay", "clock", "block size", *told}
+    shown = {"tokens"} if dialect != "trtllm" else set()  # trtllm has no /tokenize
+    shown.add("engine")
+    assert right >= {"http", "models", "feed", "probe", "replay", "clock", "block size", *shown}
 
 
 async def test_doctor_finds_no_fault_in_a_healthy_fleet() -> None:
@@ -403,8 +403,8 @@ async def test_source_with_a_missing_extra_is_found(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "kubernetes_asyncio", None)
     pods = Kubernetes(selector="app=vllm")
     fleet, (found,) = await visit_sources(Config(discovery=DiscoverySettings(kubernetes=pods)), 0.5)
-    told = "discovery.kubernetes: needs the extra: pip install '.[kubernetes]' in a clone"
-    assert (fleet, found.code, found.says) == ([], "extra-missing", told)
+    shown = "discovery.kubernetes: needs the extra: pip install '.[kubernetes]' in a clone"
+    assert (fleet, found.code, found.says) == ([], "extra-missing", shown)
 
 
 async def test_empty_fleet_is_reported_once(tmp_path: Path) -> None:

@@ -547,8 +547,8 @@ def test_several_routers_in_turn_that_do_not_share_are_found() -> None:
     assert not apart(Config(extproc=replace(listening, processes=2)), 2)
     shared = Config(extproc=listening, sharing=SharingSettings(url="directory:/d"))
     assert not apart(shared, 2)
-    told = Envoy(routers=Routers(("10.0.0.0:9002", "10.0.0.1:9002")))
-    assert not apart(Config(extproc=listening, envoy=told), 2)
+    shown = Envoy(routers=Routers(("10.0.0.0:9002", "10.0.0.1:9002")))
+    assert not apart(Config(extproc=listening, envoy=shown), 2)
 
 
 def test_standby_and_conversations_are_not_in_turn() -> None:

@@ -38,8 +38,8 @@ def stored(count: int) -> str:
     return f'kvsteer_store_blocks{{store="s"}} {count}.0'
 
 
-def worker(store: str | None = "s", **told: Any) -> dict[str, Any]:
-    return {"name": "w", "store": store, "feeds": [{"blocks": 7}], "in_flight": 0, **told}
+def worker(store: str | None = "s", **shown: Any) -> dict[str, Any]:
+    return {"name": "w", "store": store, "feeds": [{"blocks": 7}], "in_flight": 0, **shown}
 
 
 def transfers(sent: int, measured: int) -> dict[str, Any]:

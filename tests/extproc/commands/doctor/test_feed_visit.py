@@ -115,8 +115,8 @@ A, B = ZmqSource("tcp://h:1", "tcp://h:2", ""), ZmqSource("tcp://h:3", "tcp://h:
 
 
 def report(worker: str, ours: ZmqSource, theirs: ZmqSource | None) -> FeedReport:
-    told = None if theirs is None else ReportedSources((theirs,), "/kv_event_sources")
-    return FeedReport(worker, (ours,), told)
+    shown = None if theirs is None else ReportedSources((theirs,), "/kv_event_sources")
+    return FeedReport(worker, (ours,), shown)
 
 
 def swaps(*fleet: FeedReport) -> list[tuple[str, str]]:

@@ -45,11 +45,11 @@ def test_as_text_tones_verdicts_on_a_terminal() -> None:
 
 
 def test_as_json_has_the_order_of_the_text() -> None:
-    told = json.loads(as_json(FINDINGS))
-    assert not told["ok"]
-    assert [one["code"] for one in told["findings"]] == ["events-off", "", ""]
-    assert told["findings"][0]["fix"].startswith("turn events on")
-    assert [one["verdict"] for one in told["findings"]] == ["wrong", "right", "note"]
+    answer = json.loads(as_json(FINDINGS))
+    assert not answer["ok"]
+    assert [one["code"] for one in answer["findings"]] == ["events-off", "", ""]
+    assert answer["findings"][0]["fix"].startswith("turn events on")
+    assert [one["verdict"] for one in answer["findings"]] == ["wrong", "right", "note"]
 
 
 def test_exit_status_is_1_only_for_wrong_findings() -> None:

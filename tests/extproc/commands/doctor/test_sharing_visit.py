@@ -61,8 +61,8 @@ async def test_visit_sharing_finds_a_missing_engine(tmp_path: Path) -> None:
 async def test_visit_sharing_names_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "libvalkey", None)
     (found,) = await visit_sharing(Config(sharing=SharingSettings("redis://127.0.0.1:1")), 0.5)
-    told = "sharing.url: needs the extra: pip install '.[sharing]' in a clone"
-    assert (found.code, found.says) == ("extra-missing", told)
+    shown = "sharing.url: needs the extra: pip install '.[sharing]' in a clone"
+    assert (found.code, found.says) == ("extra-missing", shown)
 
 
 async def test_overhear_lists_routers_without_joining_them(tmp_path: Path) -> None:

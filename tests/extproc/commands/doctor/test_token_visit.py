@@ -8,11 +8,11 @@ ABOUT = Subject("worker")
 
 def finding(theirs: list[int], ours: list[int]) -> Finding:
     same = Tokens("I", [1])
-    told = [
+    shown = [
         GoldenTokens(GOLDEN[0], same, same),
         GoldenTokens(GOLDEN[1], Tokens("I", ours), Tokens("I", theirs)),
     ]
-    return judge_tokens(ABOUT, told, str)
+    return judge_tokens(ABOUT, shown, str)
 
 
 def test_judge_tokens_accepts_equal_ids() -> None:

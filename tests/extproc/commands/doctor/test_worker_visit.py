@@ -26,7 +26,7 @@ from extproc.commands.doctor.worker_visit import (
     sources_in,
 )
 from extproc.config.schema import Config, Model, WorkerEngine, WorkerSettings
-from extproc.fleet.records.engine_identity import EngineAnswer as ToldEngine
+from extproc.fleet.identity import EngineAnswer
 
 ABOUT = Subject("worker")
 VLLM, SGLANG = Engine("vllm", Release(0, 32)), Engine("sglang", Release(0, 5, 9))
@@ -39,8 +39,8 @@ def of(*models: str, adapters: tuple[str, ...] = ()) -> ListedModels:
     return ListedModels(models, frozenset(adapters))
 
 
-def judged(config: Config, told: ListedModels, **worker: Any) -> list[Finding]:
-    return list(judge_models(ABOUT, config, WorkerSettings("h:1", **worker), told))
+def judged(config: Config, models: ListedModels, **worker: Any) -> list[Finding]:
+    return list(judge_models(ABOUT, config, WorkerSettings("h:1", **worker), models))
 
 
 def size_of(size: int, block_size: int | None = None) -> Finding:
@@ -101,21 +101,21 @@ def test_judge_clock_allows_some_seconds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "told", "verdict", "says"),
+    ("version", "answer", "verdict", "says"),
     [
-        (None, ToldEngine(VLLM, ""), Severity.RIGHT, "vllm 0.32.0, as it says itself"),
-        ("0.32.0", ToldEngine(VLLM, ""), Severity.RIGHT, "vllm 0.32.0, as configured"),
-        ("0.32.0", ToldEngine(reason="why"), Severity.RIGHT, "vllm 0.32.0, as configured"),
-        (None, ToldEngine(reason="why"), Severity.NOTE, "unknown: why; "),
-        ("0.24.0", ToldEngine(VLLM, ""), Severity.WRONG, "vllm 0.24.0 is configured; the worker"),
-        (None, ToldEngine(SGLANG, "why"), Severity.NOTE, "sglang 0.5.9, as it says itself; why"),
+        (None, EngineAnswer(VLLM, ""), Severity.RIGHT, "vllm 0.32.0, as it says itself"),
+        ("0.32.0", EngineAnswer(VLLM, ""), Severity.RIGHT, "vllm 0.32.0, as configured"),
+        ("0.32.0", EngineAnswer(reason="why"), Severity.RIGHT, "vllm 0.32.0, as configured"),
+        (None, EngineAnswer(reason="why"), Severity.NOTE, "unknown: why; "),
+        ("0.24.0", EngineAnswer(VLLM, ""), Severity.WRONG, "vllm 0.24.0 is configured; the worker"),
+        (None, EngineAnswer(SGLANG, "why"), Severity.NOTE, "sglang 0.5.9, as it says itself; why"),
     ],
 )
 def test_judge_engine_compares_the_worker_with_the_configuration(
-    version: str | None, told: ToldEngine, verdict: Severity, says: str
+    version: str | None, answer: EngineAnswer, verdict: Severity, says: str
 ) -> None:
     given = None if version is None else WorkerEngine("vllm", version)
-    finding = judge_engine(ABOUT, WorkerSettings("h:1", engine=given), told)
+    finding = judge_engine(ABOUT, WorkerSettings("h:1", engine=given), answer)
     assert finding.verdict is verdict
     assert finding.says.startswith(says)
 
@@ -129,9 +129,9 @@ def test_judge_block_size_needs_the_block_size_of_the_worker() -> None:
 
 def test_sources_in_distinguishes_disabled_from_unknown_feeds() -> None:
     listed = {"0": {"endpoint": "tcp://*:5557", "replay_endpoint": None}}
-    told = sources_in("/kv_event_sources", json.dumps(listed).encode(), "10.0.0.1")
-    assert told is not None
-    assert told.sources[0].events == "tcp://10.0.0.1:5557"
+    models = sources_in("/kv_event_sources", json.dumps(listed).encode(), "10.0.0.1")
+    assert models is not None
+    assert models.sources[0].events == "tcp://10.0.0.1:5557"
     off = sources_in("/server_info", b'{"kv_events": null}', "h")
     assert off is not None
     assert off.sources == ()
@@ -226,7 +226,7 @@ async def test_get_returns_an_answer_for_any_host(host: str) -> None:
 def test_judge_ranks_names_the_apis_that_read_no_rank(
     engine: Engine | None, ranks: int, unread: list[str]
 ) -> None:
-    found = list(judge_ranks(ABOUT, WorkerSettings("h:1"), ToldEngine(engine), ranks))
+    found = list(judge_ranks(ABOUT, WorkerSettings("h:1"), EngineAnswer(engine), ranks))
     assert [path for path in API_PATHS for one in found if path in one.says] == unread
 
 
@@ -256,7 +256,7 @@ def test_default_arguments_of_templates_that_disagree_are_noted(
 ) -> None:
     arguments = PromptArguments(default_chat_template_kwargs=shown)
     model = Model("m", chat_template_kwargs=configured)
-    answer = ToldEngine(arguments=arguments)
+    answer = EngineAnswer(arguments=arguments)
     found = list(judge_template_arguments(Subject("worker"), model, answer))
     assert len(found) == notes
     assert all("--default-chat-template-kwargs" in one.says for one in found)

@@ -41,7 +41,7 @@ def said(*arguments: str) -> str:
     return out.getvalue()
 
 
-def told(*arguments: str) -> dict[str, Any]:
+def figures(*arguments: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(said(*arguments, "--json"))
     return found
 
@@ -78,7 +78,7 @@ def test_whatif_plays_each_policy_and_ends_with_the_workers_saved(trace: str) ->
 
 @pytest.mark.usefixtures("here")
 def test_whatif_shows_the_prefixes_that_envoy_misses(trace: str) -> None:
-    found = told(trace, "--workers", "4", "--speed", "8000", "--policy", "cost")
+    found = figures(trace, "--workers", "4", "--speed", "8000", "--policy", "cost")
     assert found["prefill_source"] == "as given"
     # each chat has 4 + 5 + ... + 9 blocks: all but the first 4 and one per later turn are cached
     assert found["policies"]["cost"]["hit_rate"] == pytest.approx(30 / 39, abs=0.02)
@@ -93,7 +93,9 @@ def test_whatif_shows_the_prefixes_that_envoy_misses(trace: str) -> None:
 @pytest.mark.usefixtures("here")
 def test_speedup_of_a_trace_lengthens_its_waits(trace: str) -> None:
     slow, fast = (
-        told(trace, "--workers", "2", "--policy", "least_request", "--seeds", "1", f"--rate={rate}")
+        figures(
+            trace, "--workers", "2", "--policy", "least_request", "--seeds", "1", f"--rate={rate}"
+        )
         for rate in (0.5, 8)
     )
     name = "least_request"
@@ -104,9 +106,9 @@ def test_speedup_of_a_trace_lengthens_its_waits(trace: str) -> None:
 @pytest.mark.usefixtures("here")
 def test_more_routers_and_smaller_caches_lower_the_hit_rate(trace: str) -> None:
     options = (trace, "--workers=4", "--policy=cost", "--seeds=1", "--block-size=512")
-    whole = told(*options)["policies"]["cost"]["hit_rate"]
-    assert told(*options, "--cache-blocks=12")["policies"]["cost"]["hit_rate"] < whole - 0.2
-    assert told(*options, "--routers=3")["policies"]["cost"]["hit_rate"] > whole - 0.1
+    whole = figures(*options)["policies"]["cost"]["hit_rate"]
+    assert figures(*options, "--cache-blocks=12")["policies"]["cost"]["hit_rate"] < whole - 0.2
+    assert figures(*options, "--routers=3")["policies"]["cost"]["hit_rate"] > whole - 0.1
 
 
 @pytest.mark.usefixtures("here")
@@ -131,7 +133,7 @@ def test_requests_with_bodies_are_tokenized(tmp_path: Path) -> None:
     path = written(
         tmp_path / "bodies.jsonl", [{"time": at, **one} for at, one in enumerate(bodies)]
     )
-    found = told(path, f"--tokenizer={TINY_MODEL}", "--policy=cost", "--workers=1", "--seeds=1")
+    found = figures(path, f"--tokenizer={TINY_MODEL}", "--policy=cost", "--workers=1", "--seeds=1")
     assert found["requests"] == 3
     assert found["block_size"] == 16
     assert found["policies"]["cost"]["hit_rate"] > 0.3
@@ -143,7 +145,7 @@ def test_requests_with_bodies_are_tokenized(tmp_path: Path) -> None:
         [{"models": [{"name": "tiny", "tokenizer": str(TINY_MODEL)}],
           "workers": [{"endpoint": "10.0.0.1:1"}]}],
     )  # fmt: skip
-    assert told(path, f"--config={config}", "--policy=cost", "--seeds=1")["requests"] == 3
+    assert figures(path, f"--config={config}", "--policy=cost", "--seeds=1")["requests"] == 3
 
 
 @pytest.mark.usefixtures("here")
@@ -198,7 +200,7 @@ def test_policy_that_reads_a_header_is_not_played(
 ) -> None:
     reading = Ranking(by_chance, reads_header="header")
     monkeypatch.setitem(cast("dict[str, Ranking]", POLICIES), "random", reading)
-    played = told(trace, "--workers=2", "--seeds=1", "--first=5")["policies"]
+    played = figures(trace, "--workers=2", "--seeds=1", "--first=5")["policies"]
     assert "cost" in played
     assert "random" not in played
     with pytest.raises(SystemExit):
@@ -233,7 +235,7 @@ def test_learned_speed_of_a_router_is_used(trace: str) -> None:
     known = [(9_000.0, 0.5), (3_000.0, 0.0), (5_000.0, 1.0)]
     shown = [{"speed": {"tokens_per_second": rate, "confidence": sure}} for rate, sure in known]
     with serving(shown) as url:
-        found = told(*options, f"--admin={url}")
+        found = figures(*options, f"--admin={url}")
     assert found["prefill_tokens_per_second"] == 7_000.0
     assert found["prefill_source"] == "learned, the median of 2 workers"
     for workers, fault in (
@@ -241,7 +243,7 @@ def test_learned_speed_of_a_router_is_used(trace: str) -> None:
         ([{}], "does not match this version"),
     ):
         with serving(workers) as url, pytest.raises(StartError, match=fault):
-            told(*options, f"--admin={url}")
+            figures(*options, f"--admin={url}")
 
 
 def test_progress_bar_is_drawn_on_a_terminal(trace: str) -> None:
@@ -258,10 +260,10 @@ def test_progress_bar_is_drawn_on_a_terminal(trace: str) -> None:
 @pytest.mark.usefixtures("here")
 def test_no_progress_bar_is_drawn_elsewhere(trace: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["whatif", trace, "--policy=cost", "--seeds=1"]) == 0
-    told = capfd.readouterr()
-    assert "cost" in told.out
-    assert "\r[" not in told.out
-    assert told.err == ""
+    written = capfd.readouterr()
+    assert "cost" in written.out
+    assert "\r[" not in written.out
+    assert written.err == ""
 
 
 def test_killed_process_ends_the_plays_and_is_reported(trace: str) -> None:
@@ -291,7 +293,7 @@ def test_cost_of_isolation_is_told_for_the_tenants_of_a_trace(
         for number in range(8)
     ]
     options = (written(tmp_path / "t", lines), "--workers=1", "--seeds=1", "--policy=cost")
-    found = told(*options, "--tenants")["isolation"]
+    found = figures(*options, "--tenants")["isolation"]
     if owner is None:
         assert "is not known" in found["sentence"]
         return

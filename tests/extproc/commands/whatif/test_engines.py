@@ -106,5 +106,5 @@ def test_store_gives_its_blocks_to_those_that_mount_it(*, tells_removals: bool) 
     workers = iter([0, 1, 2, 0, 1])
     fleet.run(requests, lambda *_: next(workers), lambda *_: None)
     assert [one.fetched for one in requests] == [0, 9, 0, 0, 0]
-    told = [sorted(removed) for _, number, _, removed in fleet.published if number == STORE]
-    assert any(told) is tells_removals
+    played = [sorted(removed) for _, number, _, removed in fleet.published if number == STORE]
+    assert any(played) is tells_removals

@@ -5,7 +5,7 @@ import pytest
 from extproc.commands.whatif.engines import ModelledSpeed, Request, Result, result_of
 from extproc.commands.whatif.outlook import (
     IsolationCost,
-    Measured,
+    MeasuredResults,
     Saving,
     as_json,
     least_workers,
@@ -26,14 +26,14 @@ def test_table_has_means_over_the_seeds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("measured", "told"),
+    ("measured", "sentence"),
     [
-        (Measured(3, 0.25, 0.1, 0.2, 0.3), "as recorded 25.0% 0.100 0.200 0.300 -"),
-        (Measured(3, None, None, None, None), "as recorded - - - - -"),
+        (MeasuredResults(3, 0.25, 0.1, 0.2, 0.3), "as recorded 25.0% 0.100 0.200 0.300 -"),
+        (MeasuredResults(3, None, None, None, None), "as recorded - - - - -"),
     ],
 )
-def test_table_ends_with_the_measured_figures(measured: Measured, told: str) -> None:
-    assert " ".join(table({"cost": [ONE]}, measured).splitlines()[-1].split()) == told
+def test_table_ends_with_the_measured_figures(measured: MeasuredResults, sentence: str) -> None:
+    assert " ".join(table({"cost": [ONE]}, measured).splitlines()[-1].split()) == sentence
 
 
 @pytest.mark.parametrize("needed", range(1, 12))
@@ -82,14 +82,14 @@ def test_result_of_summarizes_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tenants", "told"),
+    ("tenants", "sentence"),
     [
         (0, "No line names a `tenant` or `user`: what isolation costs is not known."),
         (4, "With 4 tenants apart, cost has a hit share of 50.0% instead of 50.0%"),
     ],
 )
-def test_cost_of_isolation_is_a_sentence(tenants: int, told: str) -> None:
+def test_cost_of_isolation_is_a_sentence(tenants: int, sentence: str) -> None:
     isolating = IsolationCost("cost", tenants, ONE, OTHER)
-    assert str(isolating).startswith(told)
+    assert str(isolating).startswith(sentence)
     assert isolating.as_json()["sentence"] == str(isolating)
     assert isolating.as_json()["apart"] == OTHER._asdict()
