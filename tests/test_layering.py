@@ -19,7 +19,7 @@ CORE = {
     "extproc.http2",
     "extproc.routing",
     "extproc.disaggregation.legs",
-    "extproc.disaggregation.handover",
+    "extproc.disaggregation.transfer_fields",
     "extproc.disaggregation.disaggregator",
     "extproc.renderers",
     "extproc.requests",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from extproc.base import headers
 from extproc.config.schema import Config
-from extproc.disaggregation.handover import (
+from extproc.disaggregation.transfer_fields import (
     Transfer,
     edited,
     pulled,

@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Sequence
 
 from extproc.config.schema import Config
-from extproc.disaggregation.handover import may_split
 from extproc.disaggregation.legs import decide_legs, with_source
+from extproc.disaggregation.transfer_fields import may_split
 from extproc.requests.request import RoutingRequest
 from extproc.routing.candidates.sampling import Chance
 from extproc.routing.cost.term import Term

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from extproc.config.schema import Config, Model, Policy
 from extproc.config.sections import Disaggregation
 from extproc.disaggregation.announcement import Announcer
-from extproc.disaggregation.handover import (
+from extproc.disaggregation.legs import COMPUTES_FOR_OTHERS, WORDS, decide_legs, with_source
+from extproc.disaggregation.transfer_fields import (
     MAX_EDITED_BYTES,
     Transfer,
     edited,
@@ -20,7 +21,6 @@ from extproc.disaggregation.handover import (
     pulled,
     transfer,
 )
-from extproc.disaggregation.legs import COMPUTES_FOR_OTHERS, WORDS, decide_legs, with_source
 from extproc.requests.request import NO_HEAD, PLAIN_REQUEST, RoutingRequest
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.decide import decide

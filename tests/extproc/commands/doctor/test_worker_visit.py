@@ -26,7 +26,7 @@ from extproc.commands.doctor.worker_visit import (
     sources_in,
 )
 from extproc.config.schema import Config, Model, WorkerEngine, WorkerSettings
-from extproc.fleet.identity import EngineAnswer
+from extproc.fleet.records.engine_identity import EngineAnswer
 
 ABOUT = Subject("worker")
 VLLM, SGLANG = Engine("vllm", Release(0, 32)), Engine("sglang", Release(0, 5, 9))
