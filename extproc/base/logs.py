@@ -39,7 +39,7 @@ class NeverFailsTheRequest:
         pass
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        if not isinstance(error, Exception):
+        if error is None or not isinstance(error, Exception):
             return False
         tell_fault(self._log, self._what, error)
         return True

@@ -151,7 +151,7 @@ class DemoProcess:
 
 
 @dataclass(frozen=True, slots=True)
-class DemoPlaces:
+class DemoAddresses:
     """Where the parts of a running demo are: URLs, and the workers as host:port."""
 
     # The router's configuration.
@@ -221,7 +221,7 @@ async def _run(workers: int, port: int, *, check: bool) -> int:
 
 
 @contextlib.asynccontextmanager
-async def running(workers: int, port: int) -> AsyncIterator[DemoPlaces]:
+async def running(workers: int, port: int) -> AsyncIterator[DemoAddresses]:
     """Starts everything, waits until it is ready, and stops everything at the end.
 
     Raises:
@@ -284,8 +284,8 @@ def worker_command(worker: WorkerSettings) -> list[str]:
     return [*command, "--misbehave"]
 
 
-def _place(config_file: Path, config: Config, parts: Sequence[DemoProcess]) -> DemoPlaces:
-    return DemoPlaces(
+def _place(config_file: Path, config: Config, parts: Sequence[DemoProcess]) -> DemoAddresses:
+    return DemoAddresses(
         config_file=config_file,
         recording=config.recorder.file or "",
         router=config.extproc.listen,
@@ -302,11 +302,11 @@ def _place(config_file: Path, config: Config, parts: Sequence[DemoProcess]) -> D
     )
 
 
-def _router_of(place: DemoPlaces) -> DemoProcess:
+def _router_of(place: DemoAddresses) -> DemoProcess:
     return next(one for one in place.parts if one.name == "router")
 
 
-def _welcome(place: DemoPlaces) -> str:
+def _welcome(place: DemoAddresses) -> str:
     worker, router, command = place.parts[0], _router_of(place), _command()
     at = "" if place.router == f"127.0.0.1:{EXTPROC_PORT}" else f" --at {place.router}"
     admin = "" if place.admin == f"http://127.0.0.1:{ADMIN_PORT}" else f" --admin {place.admin}"
