@@ -18,7 +18,7 @@ from extproc.routing.claims.claim_table import (
     ReportedCounts,
     ReportedPlaces,
 )
-from extproc.routing.claims.marks import Marked
+from extproc.routing.claims.marks import HasMarks
 from extproc.routing.load.endpoint_load import EndpointLoad
 from extproc.routing.load.loads import Load, Rates
 from extproc.routing.load.reports import ReportedGauges
@@ -307,7 +307,7 @@ class MarkTable:
     # Returns how many marks have a claim.
     def __len__(self) -> int: ...
     # Puts a new claim to its marks, and returns it; since: the second argument of `fewer`.
-    def record(self, holdings: Holdings, marks: Marked, now: float, since: float, /) -> Claim: ...
+    def record(self, holdings: Holdings, marks: HasMarks, now: float, since: float, /) -> Claim: ...
     # Puts the claims of another router to their marks; see `ClaimTable.record_told`.
     def record_told(
         self,

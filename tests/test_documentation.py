@@ -29,7 +29,7 @@ from extproc.observing.faults import FaultCollector, Faults
 from extproc.observing.fleet_families import ServerCollector, ServerFigures
 from extproc.observing.metrics import Metrics
 from extproc.observing.recorder import Recorder, RecorderCollector
-from extproc.observing.unrecognized import Unrecognized, UnrecognizedCollector
+from extproc.observing.unrecognized import UnrecognizedCollector, UnrecognizedRequests
 from extproc.routing.steering import Steering
 from extproc.running.feed_role import FeedRoleCollector
 from extproc.running.state_file import StateCollector
@@ -121,7 +121,7 @@ def test_metrics_are_all_documented_with_their_type() -> None:
     metrics.registry.register(SharingCollector(None))
     metrics.registry.register(StateCollector(None))
     metrics.registry.register(FaultCollector(Faults()))
-    metrics.registry.register(UnrecognizedCollector(Unrecognized(int, float)))
+    metrics.registry.register(UnrecognizedCollector(UnrecognizedRequests(int, float)))
     metrics.registry.register(FeedRoleCollector(None))
     metrics.registry.register(VerifiedCollector(dict))
     metrics.registry.register(StoreCollector(list))

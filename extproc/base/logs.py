@@ -8,7 +8,7 @@ from collections import OrderedDict
 from datetime import UTC, datetime
 
 
-def tell_fault(log: logging.Logger, what: str, error: Exception) -> None:
+def log_fault(log: logging.Logger, what: str, error: Exception) -> None:
     """Logs the type and place of an error, but not its message, which may quote a request.
 
     what: with %s for the type.
@@ -26,7 +26,7 @@ class NeverFailsTheRequest:
     object serves all requests. Where a request gets another answer after an error, as with a
     decision by load alone, the caller catches the error itself.
 
-    log, what: as for `tell_fault`.
+    log, what: as for `log_fault`.
     """
 
     __slots__ = ("_log", "_what")
@@ -41,7 +41,7 @@ class NeverFailsTheRequest:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
         if error is None or not isinstance(error, Exception):
             return False
-        tell_fault(self._log, self._what, error)
+        log_fault(self._log, self._what, error)
         return True
 
 

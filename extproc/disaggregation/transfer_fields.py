@@ -46,7 +46,7 @@ class Transfer(NamedTuple):
     prefill: bytes = b""
 
 
-class Edited(NamedTuple):
+class EditedBody(NamedTuple):
     """A body, and its end for the prefill worker: how many bytes to cut, and what replaces them."""
 
     body: Body
@@ -111,11 +111,11 @@ def pulled(source: str, port: int, number: int) -> Transfer:
     )
 
 
-def edited(body: Body, fields: Transfer) -> Edited | None:
+def edited(body: Body, fields: Transfer) -> EditedBody | None:
     """Returns a body with these fields at its end; None if it is not an object."""
     written = with_members(body, fields.decode)
     if written is None:
         return None
     cut_bytes = len(fields.decode) + len(b"}")
     tail = f"{cut_bytes}:{fields.prefill.decode()}}}" if fields.prefill else ""
-    return Edited(written, tail)
+    return EditedBody(written, tail)

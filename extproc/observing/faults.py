@@ -17,7 +17,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from extproc.base.fault import KINDS, Fault, FaultSource
-from extproc.base.logs import tell_fault
+from extproc.base.logs import log_fault
 
 log = logging.getLogger("kvsteer.faults")
 
@@ -85,7 +85,7 @@ class Faults:
                 self._failing.discard(source)
             except Exception as error:  # noqa: BLE001 - it must not hide what the others find
                 if source not in self._failing:
-                    tell_fault(log, "faults could not be looked for: %s", error)
+                    log_fault(log, "faults could not be looked for: %s", error)
                 self._failing.add(source)
 
     def as_json(self) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ class MetricsFleet(Protocol):
 
     @property
     def records(self) -> Mapping[str, HasOutcomes]:
-        """See above."""
+        """The records of the workers, by name."""
 
     def statuses(self) -> Iterable[Shown]:
         """Returns each worker's entry in GET /workers."""

@@ -12,7 +12,7 @@ BATCHES = 10
 _LEAST_LOOKS = 5
 
 
-class Unasked:
+class UnaskedRouter:
     """Watches that; `faults` has to be called every few seconds.
 
     decisions: returns how many requests were decided so far. connections: returns how many proxies

@@ -36,7 +36,7 @@ def shape_of(path: str) -> str:
     return "/".join(shown)[:MAX_CHARACTERS]
 
 
-class Unrecognized:
+class UnrecognizedRequests:
     """Counts these requests.
 
     calls: returns how many requests were taken for a model's call so far. monotonic: seconds.
@@ -74,7 +74,7 @@ class Unrecognized:
 class UnrecognizedCollector(Collector):
     """Shows their number at every scrape."""
 
-    def __init__(self, unrecognized: Unrecognized) -> None:
+    def __init__(self, unrecognized: UnrecognizedRequests) -> None:
         self._unrecognized = unrecognized
 
     def collect(self) -> Iterator[Metric]:

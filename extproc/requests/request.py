@@ -66,7 +66,7 @@ __all__ = [
     "Models",
     "Prompt",
     "RoutingRequest",
-    "Served",
+    "ServedModel",
     "Text",
     "is_inference",
     "model_of",
@@ -449,7 +449,7 @@ def _path_by_fields(body: bytes) -> str:
     raise RequestError("unkeyed_api")
 
 
-class Served(NamedTuple):
+class ServedModel(NamedTuple):
     """The meaning of a model name in a request: a configured model, and its adapter if any."""
 
     model: str
@@ -462,22 +462,22 @@ class Models:
     def __init__(self, models: Sequence[Model]) -> None:
         self._default = models[0].name
         self._only = len(models) == 1
-        self._names: dict[str, Served] = {}
+        self._names: dict[str, ServedModel] = {}
         for model in models:
             for name in (model.name, *model.aliases):
-                self._names[name] = Served(model.name, None)
+                self._names[name] = ServedModel(model.name, None)
             for adapter in model.lora:
-                self._names[adapter] = Served(model.name, adapter)
+                self._names[adapter] = ServedModel(model.name, adapter)
 
     @property
     def default(self) -> str:
         """The first model: its workers get requests that name no known model."""
         return self._default
 
-    def find(self, name: str | None) -> Served | None:
+    def find(self, name: str | None) -> ServedModel | None:
         """Returns the model and adapter for a request's model name, None if it is unknown.
 
         A request without a name means the only model, if there is only one."""
         if not name:
-            return Served(self._default, None) if self._only else None
+            return ServedModel(self._default, None) if self._only else None
         return self._names.get(name)

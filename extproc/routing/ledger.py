@@ -50,18 +50,15 @@ NOWHERE = ""
 
 
 class LedgerFleet(Protocol):
-    """What picks need of the workers, each by its name.
-
-    upstreams: the records of their endpoints. loads: reads and updates the load in these.
-    """
+    """What the ledger needs of the workers, each by its name."""
 
     @property
     def upstreams(self) -> Upstreams:
-        """See above."""
+        """The records of their endpoints."""
 
     @property
     def loads(self) -> Loads:
-        """See above."""
+        """Reads and updates the load in these."""
 
     @property
     def has_roles(self) -> bool:
@@ -90,14 +87,11 @@ class LedgerFleet(Protocol):
 
 
 class ClaimReporter(Protocol):
-    """Reports to other routers which requests were sent where.
-
-    touched: collects the endpoints whose requests changed.
-    """
+    """Reports to other routers which requests were sent where."""
 
     @property
     def touched(self) -> set[str]:
-        """See above."""
+        """The endpoints whose requests changed."""
 
     @property
     def secret(self) -> int:
@@ -131,22 +125,22 @@ class Ledger:
     """
 
     def __init__(
-        self, config: Config, secret: int, fleet: LedgerFleet, telling: ClaimReporter | None = None
+        self, config: Config, secret: int, fleet: LedgerFleet, reporter: ClaimReporter | None = None
     ) -> None:
         self.fleet = fleet
-        self._telling = telling
+        self._reporter = reporter
         self._upstreams = fleet.upstreams
         policy = config.policy
         self.loads = fleet.loads
         self.claims = ClaimTable(
-            secret if telling is None else telling.secret,
+            secret if reporter is None else reporter.secret,
             policy.sent_bytes,
             Lifetimes(
                 speculative=policy.speculative_ms / 1000,
                 approximate=policy.approximate_ms / 1000,
             ),
         )
-        self.homes = Homes(secret if telling is None else telling.secret)
+        self.homes = Homes(secret if reporter is None else reporter.secret)
         self._config = config
         self._rules = policy
         self._samples = [sample_size(policy, is_alone=is_alone) for is_alone in (False, True)]
@@ -300,8 +294,8 @@ class Ledger:
             basis = decision.basis
             there = basis.claims_on(worker).approximate
             holdings.fill(max(0.0, basis.weighed_tokens - there), now)
-        if self._telling is not None:
-            self._telling.begin(claims, ticket.endpoint, ticket.uncached_tokens)
+        if self._reporter is not None:
+            self._reporter.begin(claims, ticket.endpoint, ticket.uncached_tokens)
 
     def _settle(self, ticket: Ticket, follows: int, holdings: Holdings, now: float) -> None:
         """Notes that a request's conversation is where the request is booked."""
@@ -309,8 +303,8 @@ class Ledger:
         if not keys:
             return
         self.homes.turn(keys, follows, holdings, now)
-        if self._telling is not None:
-            self._telling.note_turn(keys, follows, ticket.endpoint)
+        if self._reporter is not None:
+            self._reporter.note_turn(keys, follows, ticket.endpoint)
 
     def note(self, decision: Decision, now: float) -> Ticket | None:
         """Books an unsteered request nowhere, until `note_worker`; None if there is no pick."""
@@ -344,8 +338,8 @@ class Ledger:
         self._settle(ticket, 0, holdings, now)
         record = self.claims.record
         ticket.claims = tuple([record(holdings, claim, now) for claim in ticket.claims])
-        if self._telling is not None:
-            self._telling.begin(ticket.claims, endpoint, ticket.uncached_tokens)
+        if self._reporter is not None:
+            self._reporter.begin(ticket.claims, endpoint, ticket.uncached_tokens)
 
     def note_answer(self, ticket: Ticket, status: int, served: str, now: float) -> float | None:
         """Notes that a response began; returns what `Upstreams.note_answer` does.
@@ -367,22 +361,22 @@ class Ledger:
         key = self.homes.key(RESPONSE, None, None, response)
         self.homes.note((key,), self.fleet.holdings(worker), now)
         endpoint = self.fleet.endpoint(worker)
-        if self._telling is not None and endpoint:
-            self._telling.note_home(key, endpoint)
+        if self._reporter is not None and endpoint:
+            self._reporter.note_home(key, endpoint)
 
     def disclaim(self, ticket: Ticket) -> None:
         """Withdraws the claim that a worker holds the request's prompt; older claims stay."""
         claims, keys, ticket.claims, ticket.keys = ticket.claims, ticket.keys, (), ()
         self._withdraw(claims)
         self.homes.forget(keys)
-        if self._telling is not None and keys:
-            self._telling.note_over(keys, ticket.endpoint)
+        if self._reporter is not None and keys:
+            self._reporter.note_over(keys, ticket.endpoint)
 
     def _withdraw(self, claims: Sequence[Claim]) -> None:
         for claim in claims:
             self.claims.withdraw(claim)
-            if self._telling is not None:
-                self._telling.withdraw(claim)
+            if self._reporter is not None:
+                self._reporter.withdraw(claim)
 
     def release(self, ticket: Ticket, now: float) -> None:
         """Releases what an ended request began; a second call changes nothing."""
@@ -390,5 +384,5 @@ class Ledger:
         claims, ticket.claims, ticket.keys = ticket.claims, (), ()
         for claim in claims:
             self.claims.end(claim, now)
-            if self._telling is not None:
-                self._telling.end(claim)
+            if self._reporter is not None:
+                self._reporter.end(claim)

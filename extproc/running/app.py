@@ -68,7 +68,7 @@ from extproc.observing.fleet_families import ServerCollector
 from extproc.observing.metrics import Metrics
 from extproc.observing.recorder import Recorder, RecorderCollector, drawn_secret
 from extproc.observing.telemetry import telemetry
-from extproc.observing.unasked import Unasked
+from extproc.observing.unasked import UnaskedRouter
 from extproc.routing.steering import Steering
 from extproc.running.common_secret import common_secret
 from extproc.running.failure_mode_watch import FailureModeWatch, is_promised
@@ -713,7 +713,7 @@ def _watch_whether_asked(made: RunningRouter, connections: Callable[[], int]) ->
     if made.member is not None or made.sharing is not None:
         return
     workers, fleet = made.workers, made.fleet
-    unasked = Unasked(
+    unasked = UnaskedRouter(
         made.metrics.decided,
         connections,
         lambda: sum([fleet.feeds.batches(name) for name in workers.records]),

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from extproc._core import Budget, Session
 from extproc.base.errors import CallError, ProtocolError
-from extproc.base.logs import tell_fault
+from extproc.base.logs import log_fault
 from extproc.http2.call_events import ENDED, MESSAGE, PART
 from extproc.http2.codes import Status
 from extproc.http2.messages import LongMessage, Message, MessageParts
@@ -174,7 +174,7 @@ class Call(ABC):
         if isinstance(error, CallError):
             self.finish(error.status, str(error))
             return
-        tell_fault(log, "stream ended by an internal error: %s", error)
+        log_fault(log, "stream ended by an internal error: %s", error)
         self.finish(Status.INTERNAL)
 
     def _take(self, kind: int, content: Any) -> None:

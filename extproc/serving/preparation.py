@@ -24,7 +24,7 @@ from extproc.requests.request import RoutingRequest, may_compute
 from extproc.requests.tenant_salt import Tenant
 from extproc.serving.classes import ClassStep, is_told_by_header
 from extproc.serving.refusals import Refusal, crowded_out, refused_body, unread_body
-from extproc.serving.tenants import Isolated, Separated, Tenants, Whose, unsalted
+from extproc.serving.tenants import IsolationOutcome, Separation, Tenants, TenantToSalt, unsalted
 from extproc.serving.turns import CROWDED, Turns
 
 # All values of the trusted headers, by their names in lower case.
@@ -39,7 +39,7 @@ UNCLEAR_MESSAGE = "grpc_message"
 REASONS = (*Unclear, UNCLEAR_MESSAGE, CROWDED)
 
 
-class Prepared(NamedTuple):
+class PreparedRequest(NamedTuple):
     """A request as its worker is to get it, or the answer that refuses it.
 
     isolated: what became of its tenant, None if that is not looked at. unclear: one of `REASONS` if
@@ -47,11 +47,11 @@ class Prepared(NamedTuple):
     """
 
     step: RoutingRequest | Refusal
-    isolated: Isolated | None = None
+    isolated: IsolationOutcome | None = None
     unclear: str = ""
 
 
-class Fleet(NamedTuple):
+class KnownEngines(NamedTuple):
     """What preparing needs to know of the workers.
 
     engines_of: returns the names of the engines that a model's workers are known to run. engines:
@@ -69,7 +69,7 @@ class Preparation:
     reads_bodies: whether there is one that needs the bodies.
     """
 
-    def __init__(self, config: Config, fleet: Fleet) -> None:
+    def __init__(self, config: Config, fleet: KnownEngines) -> None:
         """Reads the secret of the tenants' salts, if they are kept apart.
 
         Raises:
@@ -93,7 +93,7 @@ class Preparation:
         if self.reads_bodies and self._tenants is None:
             self.headers.append(FORWARDED)
 
-    async def prepare(self, request: RoutingRequest, named: Named) -> Prepared:
+    async def prepare(self, request: RoutingRequest, named: Named) -> PreparedRequest:
         """Returns what becomes of a request.
 
         It yields None before it waits, as `Router.route` does.
@@ -101,20 +101,22 @@ class Preparation:
         request = self._described(request, named)
         if self.reads_bodies:
             request = msgspec.structs.replace(request, whose=self._client(named))
-        whose: Whose | None = None
+        whose: TenantToSalt | None = None
         if self._tenants is not None:
             seen = self._tenants.admit(request, named.get(self._tenants.header, ()))
-            if isinstance(seen, Whose):
+            if isinstance(seen, TenantToSalt):
                 whose = seen
             elif seen.refusal is not None:
-                return Prepared(seen.refusal, seen.outcome)
+                return PreparedRequest(seen.refusal, seen.outcome)
         duties = self._duties(request, whose)
         if not any(duties):
-            return Prepared(request)
+            return PreparedRequest(request)
         if request.body is None:
             is_unread = request.is_unread or whose is not None
             return (
-                self._unclear(request, Unclear.UNREAD, duties) if is_unread else Prepared(request)
+                self._unclear(request, Unclear.UNREAD, duties)
+                if is_unread
+                else PreparedRequest(request)
             )
         job = partial(self._edited, request, request.body, duties, whose)
         if len(request.body) <= INLINE_BYTES:
@@ -123,7 +125,7 @@ class Preparation:
         try:
             return await self._turns.run(request.whose or b"", len(request.body), job)
         except UnclearError:
-            return Prepared(crowded_out(request.head.path), None, CROWDED)
+            return PreparedRequest(crowded_out(request.head.path), None, CROWDED)
 
     def _described(self, request: RoutingRequest, named: Named) -> RoutingRequest:
         """Returns a request with its class, a tenant that is recorded, and what policies read."""
@@ -139,7 +141,7 @@ class Preparation:
             request = msgspec.structs.replace(request, policy_headers=read)
         return request
 
-    def _duties(self, request: RoutingRequest, whose: Whose | None) -> Duties:
+    def _duties(self, request: RoutingRequest, whose: TenantToSalt | None) -> Duties:
         """Returns what changes a body. In dialect B no body is changed."""
         if request.wants_endpoint:
             return Duties()
@@ -155,31 +157,33 @@ class Preparation:
         return forwarded_for(named.get(FORWARDED, ()), self._hops)
 
     def _edited(
-        self, request: RoutingRequest, body: bytes, duties: Duties, whose: Whose | None
-    ) -> Prepared:
+        self, request: RoutingRequest, body: bytes, duties: Duties, whose: TenantToSalt | None
+    ) -> PreparedRequest:
         """Returns a request with its body edited, or refused; it may run in another thread."""
         path = request.head.path
         if path in grpc_request.PATHS:
-            return _edited_message(request, body) if duties.transfers else Prepared(request)
+            return _edited_message(request, body) if duties.transfers else PreparedRequest(request)
         try:
             draft = edits.drafted(body, path, duties)
-            kept = Separated(None) if whose is None else self._written(draft, path, whose)
+            kept = Separation(None) if whose is None else self._written(draft, path, whose)
         except UnclearError as error:
             return self._unclear(request, Unclear(error.reason), duties)
         if kept.refusal is not None:
-            return Prepared(kept.refusal, kept.outcome)
+            return PreparedRequest(kept.refusal, kept.outcome)
         new = draft.written()
         if new is body and kept.tenant is None:
-            return Prepared(request, kept.outcome)
+            return PreparedRequest(request, kept.outcome)
         tenant = request.tenant if kept.tenant is None else kept.tenant
-        return Prepared(msgspec.structs.replace(request, body=new, tenant=tenant), kept.outcome)
+        return PreparedRequest(
+            msgspec.structs.replace(request, body=new, tenant=tenant), kept.outcome
+        )
 
-    def _written(self, draft: Draft, path: str, whose: Whose) -> Separated:
+    def _written(self, draft: Draft, path: str, whose: TenantToSalt) -> Separation:
         if self._tenants is None:
             raise RuntimeError("there are no tenants")
         return self._tenants.write(draft, path, whose)
 
-    def _unclear(self, request: RoutingRequest, why: Unclear, duties: Duties) -> Prepared:
+    def _unclear(self, request: RoutingRequest, why: Unclear, duties: Duties) -> PreparedRequest:
         """Returns what becomes of a request whose body is not read with certainty."""
         path = request.head.path
         if duties.tenants:
@@ -187,9 +191,9 @@ class Preparation:
         if duties.classes and is_told_by_header(self._fleet.engines(), path):
             duties = duties._replace(classes=False)
         if not edits.must_refuse(why, request.body, duties):
-            return Prepared(request)
+            return PreparedRequest(request)
         is_long = why in (Unclear.UNREAD, Unclear.TOO_LARGE)
-        return Prepared((unread_body if is_long else refused_body)(path), None, why.value)
+        return PreparedRequest((unread_body if is_long else refused_body)(path), None, why.value)
 
 
 def forwarded_for(values: Sequence[bytes], hops: int) -> bytes:
@@ -204,17 +208,17 @@ def forwarded_for(values: Sequence[bytes], hops: int) -> bytes:
     return last[0].strip()
 
 
-def _unsalted(path: str, why: Unclear) -> Prepared:
+def _unsalted(path: str, why: Unclear) -> PreparedRequest:
     outcome, refusal = unsalted(path, why)
-    return Prepared(refusal, outcome, "" if outcome is Isolated.API else why.value)
+    return PreparedRequest(refusal, outcome, "" if outcome is IsolationOutcome.API else why.value)
 
 
-def _edited_message(request: RoutingRequest, body: bytes) -> Prepared:
+def _edited_message(request: RoutingRequest, body: bytes) -> PreparedRequest:
     """Returns a request of gRPC without the fields that only the router may write."""
     new = reserved_grpc_fields.without_reserved(request.head.path, body)
     if new is None:
-        return Prepared(refused_body(request.head.path), None, UNCLEAR_MESSAGE)
-    return Prepared(request if new is body else msgspec.structs.replace(request, body=new))
+        return PreparedRequest(refused_body(request.head.path), None, UNCLEAR_MESSAGE)
+    return PreparedRequest(request if new is body else msgspec.structs.replace(request, body=new))
 
 
 def _takes_transfers(config: Config) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from extproc.base.errors import RequestError
-from extproc.base.logs import tell_fault
+from extproc.base.logs import log_fault
 from extproc.media.knowledge import MediaKnowledge
 from extproc.media.prompts import FilledPrompt, MediaPrompt
 from extproc.observing.decisions import Timeline
@@ -32,7 +32,7 @@ from extproc.requests.request import (
     InferenceRequest,
     Models,
     RoutingRequest,
-    Served,
+    ServedModel,
     model_of,
     parse,
 )
@@ -60,14 +60,14 @@ class PlainChat(NamedTuple):
     own turns.
     """
 
-    served: Served
+    served: ServedModel
     salt: str | None
     turns: "PlainTurns"
     parts: "TurnParts"
 
 
 # A request, and the model it is for.
-Read = tuple[InferenceRequest, Served]
+Read = tuple[InferenceRequest, ServedModel]
 
 
 def _newest(_: str) -> ModelDialects:
@@ -302,7 +302,7 @@ class Queries:
 
     def _by_text(
         self,
-        served: Served | None,
+        served: ServedModel | None,
         reason: str,
         outline: Outline | None,
         salt: str | None,
@@ -380,7 +380,7 @@ class Queries:
         return self._read(path, body, self._speaks), body
 
     async def _tokenized(
-        self, request: InferenceRequest, served: Served, body: bytes, timeline: Timeline
+        self, request: InferenceRequest, served: ServedModel, body: bytes, timeline: Timeline
     ) -> Query:
         try:
             tokens = await self._tokens.tokenize(request, served.model, len(body), timeline.whose)
@@ -403,7 +403,7 @@ class Queries:
         return beginning_of(body)
 
     def _keyed(
-        self, request: InferenceRequest, served: Served, keyed: KeyedPrompts, body: bytes
+        self, request: InferenceRequest, served: ServedModel, keyed: KeyedPrompts, body: bytes
     ) -> Query:
         """Returns the query for a request whose tokens are known, as far as its media are.
 
@@ -417,7 +417,7 @@ class Queries:
     def _with_media(
         self,
         request: InferenceRequest,
-        served: Served,
+        served: ServedModel,
         chat: Chat,
         keyed: KeyedPrompts,
         body: bytes,
@@ -461,7 +461,7 @@ class Queries:
     def _untokenized(
         self,
         request: InferenceRequest,
-        served: Served,
+        served: ServedModel,
         error: RequestError | TimeoutError,
         outlined: Callable[[], Outline],
     ) -> Query:
@@ -474,7 +474,7 @@ class Queries:
 
     def broken(self, error: Exception) -> Query:
         """Logs an error in KVSteer itself, and returns the query for the request that hit it."""
-        tell_fault(log, "decision failed with %s; the request is routed by load", error)
+        log_fault(log, "decision failed with %s; the request is routed by load", error)
         return Query(self._models.default, reason="internal_error")
 
 
@@ -524,12 +524,12 @@ def _unread(request: RoutingRequest) -> Query:
     )
 
 
-def _of_turns(served: Served, salt: str | None, tokens: Tokens, forms: int) -> Query:
+def _of_turns(served: ServedModel, salt: str | None, tokens: Tokens, forms: int) -> Query:
     model, lora = served
     return Query(model, [Prompt(model, tokens, lora, salt)], lora=lora, forms=forms)
 
 
-def _keyed(request: InferenceRequest, served: Served, keyed: KeyedPrompts) -> Query:
+def _keyed(request: InferenceRequest, served: ServedModel, keyed: KeyedPrompts) -> Query:
     model, lora = served
     prompts = [Prompt(model, one, lora, request.cache_salt) for one in keyed.tokens]
     return _of_prompts(request, served, prompts, keyed.forms)
@@ -537,7 +537,7 @@ def _keyed(request: InferenceRequest, served: Served, keyed: KeyedPrompts) -> Qu
 
 def _of_prompts(
     request: InferenceRequest,
-    served: Served,
+    served: ServedModel,
     prompts: Sequence[Prompt],
     forms: int,
     **more: Any,

@@ -26,7 +26,7 @@ import msgspec
 
 from extproc.base.engine import Engine
 from extproc.base.errors import RequestError
-from extproc.base.logs import tell_fault
+from extproc.base.logs import log_fault
 from extproc.config.schema import Config
 from extproc.config.sections import KNOWN
 from extproc.disaggregation.disaggregator import Disaggregator
@@ -37,7 +37,7 @@ from extproc.observing.deliveries import DeliveryCounts, SteeringCollector
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Outcome
 from extproc.observing.reason_faults import ReasonFaults
-from extproc.observing.unrecognized import Unrecognized, UnrecognizedCollector
+from extproc.observing.unrecognized import UnrecognizedCollector, UnrecognizedRequests
 from extproc.requests.costly_json import is_light
 from extproc.requests.engine_paths import EnginePaths
 from extproc.requests.request import (
@@ -62,7 +62,7 @@ from extproc.routing.steering import Steering, beginning_of, hash_of
 from extproc.serving.delivery import DeliveryWatch
 from extproc.serving.enabled_features import enabled
 from extproc.serving.observers import Observer
-from extproc.serving.preparation import NOTHING_NAMED, Fleet, Named, Preparation
+from extproc.serving.preparation import NOTHING_NAMED, KnownEngines, Named, Preparation
 from extproc.serving.queries import (
     Queries,
 )
@@ -120,7 +120,7 @@ class Router:
         self._models = Models(config.models)
         self._workers = workers
         self.preparation = Preparation(
-            config, Fleet(workers.candidates.engines_of, workers.candidates.engines)
+            config, KnownEngines(workers.candidates.engines_of, workers.candidates.engines)
         )
         self.tokens = PromptTokens(tokenizers, config.extproc.deadline_ms / 1000)
         names_sessions = config.policy.session_header == KNOWN
@@ -161,7 +161,7 @@ class Router:
         self.deliveries = deliveries = DeliveryCounts()
         self.delivery = DeliveryWatch(workers, deliveries, self._monotonic)
         self.paths = EnginePaths(config.extproc.path_prefixes, guesses=not config.edits_bodies)
-        self.unrecognized = Unrecognized(metrics.calls, self._monotonic)
+        self.unrecognized = UnrecognizedRequests(metrics.calls, self._monotonic)
         metrics.registry.register(UnrecognizedCollector(self.unrecognized))
         self.reasons = ReasonFaults(metrics.calls, metrics.decided_for, self._monotonic)
         steered, unsteered = self.ledger.steered, self.unsteered
@@ -522,7 +522,7 @@ class Router:
         try:
             observer.note_decision(decision, query.prompts, head)
         except Exception as error:  # noqa: BLE001 - as in _decide
-            tell_fault(log, "an observer failed with %s", error)
+            log_fault(log, "an observer failed with %s", error)
 
     def _tell(self, decision: Decision, timeline: Timeline, head: Head) -> None:
         log.debug(

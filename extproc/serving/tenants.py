@@ -43,7 +43,7 @@ from extproc.serving.refusals import (
 )
 
 
-class Isolated(StrEnum):
+class IsolationOutcome(StrEnum):
     """What became of a request, as it is counted."""
 
     SALTED = "salted"
@@ -58,18 +58,18 @@ class Isolated(StrEnum):
     UNREAD = "unread"
 
 
-class Separated(NamedTuple):
+class Separation(NamedTuple):
     """What became of a request: what is counted, None if it calls no model, and its refusal if any.
 
     tenant: whose it is, and the salt that its body was given; None if it stays as it is.
     """
 
-    outcome: Isolated | None
+    outcome: IsolationOutcome | None
     refusal: Refusal | None = None
     tenant: Tenant | None = None
 
 
-class Whose(NamedTuple):
+class TenantToSalt(NamedTuple):
     """The tenant of a request whose body is to be salted, None for requests without one.
 
     unread: the models whose workers might read no salt on its path.
@@ -101,36 +101,36 @@ class Tenants:
         self._maker = SaltMaker(secret)
         self._ids = ResponseIds(secret, secrets.token_bytes)
 
-    def admit(self, request: RoutingRequest, named: Sequence[bytes]) -> Separated | Whose:
+    def admit(self, request: RoutingRequest, named: Sequence[bytes]) -> Separation | TenantToSalt:
         """Returns what becomes of a request by its headers, or whose salt its body is to get.
 
         named: the values of the header that names the tenant.
         """
         head = request.head
         if has_empty_segment(head.path):  # a server that merges slashes would take another path
-            return Separated(Isolated.API, unsalted_api(head.path))
+            return Separation(IsolationOutcome.API, unsalted_api(head.path))
         responses = responses_in(head.path)
         if not responses and (
             not may_compute(head.method, head.path) or request.reason == "no_body"
         ):
-            return Separated(None)
+            return Separation(None)
         unnamed = self._unnamed(named)
         if unnamed is not None:
-            return Separated(unnamed, refused_tenant(head.path))
+            return Separation(unnamed, refused_tenant(head.path))
         tenant = named[0] if named else None
         if responses:
             is_own = all(self._ids.is_own(tenant, one) for one in responses)
-            return Separated(None) if is_own else _of_another(head.path)
+            return Separation(None) if is_own else _of_another(head.path)
         is_known = request.reason != NOT_INFERENCE and head.path not in grpc_request.PATHS
         if request.wants_endpoint or not is_known:
-            return Separated(Isolated.API, unsalted_api(head.path))
-        return Whose(tenant, self._unread_on(head.path))
+            return Separation(IsolationOutcome.API, unsalted_api(head.path))
+        return TenantToSalt(tenant, self._unread_on(head.path))
 
-    def _unnamed(self, named: Sequence[bytes]) -> Isolated | None:
+    def _unnamed(self, named: Sequence[bytes]) -> IsolationOutcome | None:
         """Returns why the values of the header name no tenant, None if they do or need not."""
         if len(set(named)) > 1:
-            return Isolated.SEVERAL_TENANTS
-        return Isolated.NO_TENANT if not named and self._refuses_unnamed else None
+            return IsolationOutcome.SEVERAL_TENANTS
+        return IsolationOutcome.NO_TENANT if not named and self._refuses_unnamed else None
 
     def _unread_on(self, path: str) -> Collection[str]:
         """Returns the models whose workers might read no salt on a path where vLLM does.
@@ -142,7 +142,7 @@ class Tenants:
             return ()
         return [name for name in self._names if set(self._engines_of(name)) != {VLLM}]
 
-    def write(self, draft: Draft, path: str, whose: Whose) -> Separated:
+    def write(self, draft: Draft, path: str, whose: TenantToSalt) -> Separation:
         """Gives a body the salt of its tenant; its refusal says why that cannot be.
 
         It looks at nothing that another thread may change.
@@ -152,15 +152,15 @@ class Tenants:
             return _of_another(path)
         said = salting_of(draft)
         if self._is_shared(said):
-            return Separated(Isolated.SHARED)
+            return Separation(IsolationOutcome.SHARED)
         if path not in PATHS or (unread and self._model_of(said) in unread):
-            return Separated(Isolated.API, unsalted_api(path))
+            return Separation(IsolationOutcome.API, unsalted_api(path))
         if names_media(draft):
-            return Separated(Isolated.MEDIA, refused_media(path))
+            return Separation(IsolationOutcome.MEDIA, refused_media(path))
         salt = self._maker.salt(tenant, said.own)
         write_salt(draft, salt)
-        outcome = Isolated.COMMON if tenant is None else Isolated.SALTED
-        return Separated(outcome, None, Tenant(tenant or b"", salt if said.own is None else ""))
+        outcome = IsolationOutcome.COMMON if tenant is None else IsolationOutcome.SALTED
+        return Separation(outcome, None, Tenant(tenant or b"", salt if said.own is None else ""))
 
     def _model_of(self, said: Salting) -> str:
         """Returns the model whose workers get a body: the first one if it names no known one."""
@@ -173,15 +173,15 @@ class Tenants:
         return served is not None and served.model in self._shared
 
 
-def _of_another(path: str) -> Separated:
+def _of_another(path: str) -> Separation:
     """Returns the refusal of a request for a response that is not this tenant's."""
-    return Separated(Isolated.RESPONSE, refused_response(path))
+    return Separation(IsolationOutcome.RESPONSE, refused_response(path))
 
 
-def unsalted(path: str, why: Unclear) -> tuple[Isolated, Refusal]:
+def unsalted(path: str, why: Unclear) -> tuple[IsolationOutcome, Refusal]:
     """Returns the refusal of a request whose body is not read with certainty, as it is counted."""
     if path not in PATHS:
-        return Isolated.API, unsalted_api(path)
+        return IsolationOutcome.API, unsalted_api(path)
     if why in (Unclear.UNREAD, Unclear.TOO_LARGE):
-        return Isolated.UNREAD, unread_body(path)
-    return Isolated.BODY, refused_body(path)
+        return IsolationOutcome.UNREAD, unread_body(path)
+    return IsolationOutcome.BODY, refused_body(path)

@@ -10,18 +10,18 @@ from extproc.base.headers import PRIORITY
 from extproc.requests.request_class import RequestClass
 from extproc.routing.priorities import PRIORITY_FIELD, priority_pin
 from extproc.serving.refusals import Refusal
-from extproc.serving.tenants import Isolated
+from extproc.serving.tenants import IsolationOutcome
 
 _OF_TENANTS = {
-    Isolated.SALTED: "it gets the salt of its tenant, so only this tenant's blocks count",
-    Isolated.COMMON: "it names no tenant, so only the blocks of such requests count",
-    Isolated.SHARED: "its model is shared, so the blocks of all tenants count",
+    IsolationOutcome.SALTED: "it gets the salt of its tenant, so only this tenant's blocks count",
+    IsolationOutcome.COMMON: "it names no tenant, so only the blocks of such requests count",
+    IsolationOutcome.SHARED: "its model is shared, so the blocks of all tenants count",
 }
 
 
 def with_treatment(
     shown: dict[str, Any],
-    isolated: Isolated | None,
+    isolated: IsolationOutcome | None,
     of_class: RequestClass | None,
     engine: Engine | None,
     path: str,
@@ -63,7 +63,7 @@ def _of_priority(priority: dict[str, Any] | None, engine: Engine | None) -> str:
     return f"{engine} reads no priority on this path"
 
 
-def explain_refusal(refusal: Refusal, isolated: Isolated | None) -> dict[str, Any]:
+def explain_refusal(refusal: Refusal, isolated: IsolationOutcome | None) -> dict[str, Any]:
     """Returns the explanation of a request that the router answers itself."""
     outcome = None if isolated is None else isolated.value
     return {

@@ -27,7 +27,7 @@ from extproc.routing.claims.marks import (
     KEY_BYTES,
     LAST_TOKENS,
     LENGTHS,
-    Marked,
+    HasMarks,
     packed,
     unpacked,
 )
@@ -176,7 +176,7 @@ class OutlineReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
 AnyClaim = ClaimReport | OutlineReport
 
 
-def claim_report(number: int, worker: int, marks: Marked) -> AnyClaim:
+def claim_report(number: int, worker: int, marks: HasMarks) -> AnyClaim:
     """Returns a report that a prompt with these marks was sent to a worker."""
     count = len(marks.keys) // KEY_BYTES
     if marks.lengths == FIRST_LENGTHS[min(count, len(LENGTHS))]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from extproc.base.logs import tell_fault
+from extproc.base.logs import log_fault
 
 log = logging.getLogger("kvsteer.workers")
 
@@ -256,7 +256,7 @@ async def _repeat(check: PeriodicCheck) -> None:
         try:
             check.run()
         except Exception as error:  # noqa: BLE001 - a failed check must not end the later ones
-            tell_fault(log, f"{check.fault}: %s", error)
+            log_fault(log, f"{check.fault}: %s", error)
 
 
 async def fetch_report(client: Client, endpoint: str, path: str) -> bytes | str:

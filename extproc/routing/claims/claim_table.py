@@ -25,7 +25,7 @@ from extproc.requests.outline import Outline
 from extproc.routing.claims.conversations import Conversations
 from extproc.routing.claims.marks import (
     KEY_BYTES,
-    Marked,
+    HasMarks,
     Marks,
     marks_of,
     marks_of_outline,
@@ -158,23 +158,19 @@ class Claim(msgspec.Struct, eq=False, gc=False):
 
 
 class ReportedClaim(Protocol):
-    """A claim of another router.
-
-    number: by which that router tells of its end. worker: the id of its worker in messages. keys:
-    those of its marks.
-    """
+    """A claim of another router, as its message has it."""
 
     @property
     def number(self) -> int:
-        """See above, also for the others."""
+        """The number by which that router tells of its end."""
 
     @property
     def worker(self) -> int:
-        """The worker's id."""
+        """The id of its worker in messages."""
 
     @property
     def keys(self) -> bytes:
-        """The keys."""
+        """The keys of its marks."""
 
 
 # The workers by their ids in messages: where each is, and the record of what was sent to it.
@@ -243,7 +239,7 @@ class ClaimTable:
         """Returns the marks of a prompt that is known only as text, in its namespace."""
         return marks_of_outline(root_key(self._secret, "text", model, lora, salt), said)
 
-    def record(self, holdings: Holdings, marks: Marked, now: float) -> Claim:
+    def record(self, holdings: Holdings, marks: HasMarks, now: float) -> Claim:
         """Claims that a worker is about to hold a prompt."""
         self._turn(now)
         return self._young.record(holdings, marks, now, now - self._lifetimes.speculative)

@@ -63,7 +63,7 @@ class Marks(msgspec.Struct, frozen=True, gc=False):
 NO_MARKS = Marks((), b"")
 
 
-class Marked(Protocol):
+class HasMarks(Protocol):
     """What has marks; see `Marks`."""
 
     @property

@@ -10,7 +10,7 @@ from extproc.base.engine import Engine, Release
 from extproc.requests.request import Head, RoutingRequest
 from extproc.requests.request_class import RequestClass
 from extproc.requests.tenant_salt import SaltMaker
-from extproc.serving.tenants import Isolated
+from extproc.serving.tenants import IsolationOutcome
 from extproc.serving.treatment import with_treatment
 from tests.extproc.admin.serving import CONFIG, Served, serving
 
@@ -113,7 +113,7 @@ VLLM, OLD = Engine("vllm", Release(0, 32)), Engine("vllm", Release(0, 9))
 def test_treatment_names_the_priority(
     engine: Engine | None, path: str, priority: dict[str, Any] | None, why: str
 ) -> None:
-    treatment = with_treatment({}, Isolated.SHARED, BATCH, engine, path)["treatment"]
+    treatment = with_treatment({}, IsolationOutcome.SHARED, BATCH, engine, path)["treatment"]
     assert treatment["priority"] == priority
     assert why in treatment["why"]
     assert "the blocks of all tenants count; in class batch" in treatment["why"]

@@ -1,4 +1,4 @@
-from extproc.observing.unasked import BATCHES, SECONDS, SETTLING_SECONDS, Unasked
+from extproc.observing.unasked import BATCHES, SECONDS, SETTLING_SECONDS, UnaskedRouter
 
 
 class Fleet:
@@ -6,7 +6,7 @@ class Fleet:
 
     def __init__(self) -> None:
         self.now, self.decided, self.connected, self.batches = 0.0, 0, 0, 0
-        self.seen = Unasked(
+        self.seen = UnaskedRouter(
             lambda: self.decided, lambda: self.connected, lambda: self.batches, lambda: self.now
         )
 

@@ -8,8 +8,8 @@ from extproc.observing.unrecognized import (
     MAX_CHARACTERS,
     SECONDS,
     TOO_MANY,
-    Unrecognized,
     UnrecognizedCollector,
+    UnrecognizedRequests,
     shape_of,
 )
 
@@ -19,7 +19,7 @@ class Traffic:
 
     def __init__(self) -> None:
         self.calls, self.now = 0, 5.0
-        self.seen = Unrecognized(lambda: self.calls, lambda: self.now)
+        self.seen = UnrecognizedRequests(lambda: self.calls, lambda: self.now)
 
     def said(self) -> str:
         return "".join(str(one) for one in self.seen.faults())

@@ -96,9 +96,9 @@ class ReportedGauges:
         self.lines.append((f"over at {endpoint}", tuple(keys)))
 
 
-def books(config: Config, fleet: Fleet, telling: "ReportedGauges | None" = None) -> Ledger:
+def books(config: Config, fleet: Fleet, reporter: "ReportedGauges | None" = None) -> Ledger:
     """A router's books for these workers."""
-    return Ledger(config, 1, fleet, telling)
+    return Ledger(config, 1, fleet, reporter)
 
 
 def fleet_of(one: Ledger) -> Fleet:

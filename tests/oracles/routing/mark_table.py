@@ -14,7 +14,7 @@ from extproc.routing.claims.claim_table import (
     ReportedCounts,
     ReportedPlaces,
 )
-from extproc.routing.claims.marks import KEY_BYTES, Marked, unpacked
+from extproc.routing.claims.marks import KEY_BYTES, HasMarks, unpacked
 
 _Claims = tuple[Claim, ...]
 
@@ -66,7 +66,7 @@ class PlainMarkTable:
         """Returns how many marks have a claim."""
         return len(self._claims)
 
-    def record(self, holdings: Holdings, marks: Marked, now: float, since: float, /) -> Claim:
+    def record(self, holdings: Holdings, marks: HasMarks, now: float, since: float, /) -> Claim:
         """Puts a new claim to its marks, and returns it; since: the second argument of `fewer`."""
         return self._record(holdings, marks.keys, marks.lengths, now, since)
 

@@ -78,7 +78,7 @@ def chats() -> Iterator[bytes]:
 
 
 @pytest.fixture
-def telling(tmp_path: Path) -> Iterator[Victim]:
+def reporter(tmp_path: Path) -> Iterator[Victim]:
     """A router that tells as much as it can, except prompts."""
     sections = SECTIONS.format(folder=tmp_path)
     with running_victim(tmp_path, sections=sections) as victim:
@@ -120,16 +120,16 @@ async def told(victim: Victim) -> dict[str, str]:
 
 
 async def test_router_output_contains_nothing_that_a_client_sent(
-    telling: Victim, tmp_path: Path
+    reporter: Victim, tmp_path: Path
 ) -> None:
-    await sent(telling)
+    await sent(reporter)
     recording = tmp_path / "record.jsonl"
 
     async def is_recorded() -> bool:
         return recording.exists() and recording.stat().st_size > 0
 
     await until(is_recorded, "something is recorded")
-    places = await told(telling) | {"recording": recording.read_text()}
+    places = await told(reporter) | {"recording": recording.read_text()}
     assert "decision: model m" in places["log"]
     assert [place for place, text in places.items() if CANARY in text] == []
 
