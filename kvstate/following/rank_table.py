@@ -1,7 +1,7 @@
 """The ranks of all workers that are followed now."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvstate.feeds.subscriber import Subscriber
@@ -25,10 +25,14 @@ class FollowedRank:
 
 
 class RankTable:
-    """The ranks of each worker, by its name, in their order."""
+    """The ranks of each worker, by its name, in their order.
+
+    by_worker: the same to read, for what is called at every pick.
+    """
 
     def __init__(self) -> None:
         self._ranks: dict[str, Sequence[FollowedRank]] = {}
+        self.by_worker: Mapping[str, Sequence[FollowedRank]] = self._ranks
 
     def __contains__(self, worker: str) -> bool:
         return worker in self._ranks

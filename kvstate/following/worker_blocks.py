@@ -22,6 +22,7 @@ class WorkerBlocks:
         self.names_ranks = False
         self._index = index
         self._ranks = ranks
+        self._by_worker = ranks.by_worker
         self._adapters = AdapterNumbers()
         self._rules: dict[str, ReuseRules] = {}  # of each worker that is followed
         self._uncertain: set[str] = set()  # workers whose rules make every block uncertain
@@ -112,7 +113,7 @@ class WorkerBlocks:
 
     def block_size(self, worker: str) -> int | None:
         """Returns the tokens per block, learned from the worker's events; None if not known yet."""
-        for each in self._ranks.of(worker):
+        for each in self._by_worker.get(worker, ()):  # this is called at every pick
             if each.owner.block_size is not None:
                 return each.owner.block_size
         return None

@@ -75,11 +75,12 @@ class WorkerFeeds:
 
     def __init__(self, ranks: RankTable, clock: Callable[[], float]) -> None:
         self._ranks = ranks
+        self._by_worker = ranks.by_worker
         self._clock = clock
 
     def state(self, worker: str) -> FeedState:
         """Returns a worker's worst feed state; unsupported if it has no feeds."""
-        ranks = self._ranks.of(worker)
+        ranks = self._by_worker.get(worker, ())
         if len(ranks) == 1:  # the usual case; this is called at every pick
             return ranks[0].subscriber.feed.state
         states = {each.subscriber.feed.state for each in ranks}
