@@ -17,7 +17,8 @@ from rows import arguments, run
 from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.decide import decide
-from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
 from kvstate.events import BlockHash, BlocksRemoved, BlocksStored, Event, OtherGroupStored
 from kvstate.index.index import Index

@@ -1,6 +1,7 @@
 """The page of the code's words: few, each once, and what stands for them is there."""
 
 import re
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,6 @@ def test_what_stands_for_a_word_is_there(word: str) -> None:
             last = [part for part in name.split(".") if part[0].isupper()] or [name]
             assert last[-1] in NAMES, name
             assert name.rpartition(".")[2] in NAMES, name
+            module = "/".join(takewhile(str.islower, name.split(".")[:-1]))
+            places = [ROOT / room / f"{module}.py" for room in ("", "extproc")]
+            assert not module or any(place.exists() for place in places), name

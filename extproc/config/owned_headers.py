@@ -2,7 +2,7 @@
 
 Each is one row of `OWNED`. From its row follows what the router's answers remove, what Envoy
 removes before it asks the router, which headers no key may name, and which answers are worth
-keeping (`extproc.serving.stream_answers`). The values come from `Exchange._placement`.
+keeping (`extproc.serving.stream_answers`). The values come from `Exchange._pick_answer`.
 """
 
 from collections.abc import Callable

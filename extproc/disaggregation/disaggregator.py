@@ -19,7 +19,8 @@ from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
 from extproc.routing.health.statuses import FIRST_SERVER_ERROR, is_uncomputed
 from extproc.routing.health.upstreams import Upstreams
-from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.ledger import Ledger
 from extproc.routing.load.endpoint_load import Ticket
 from kvstate.overlap import Prompt
@@ -39,7 +40,7 @@ class Disaggregator:
     ) -> None:
         self._rules = config.disaggregation
         self._rate = config.policy.cost.prefill_tokens_per_second
-        self._placing = ledger
+        self._ledger = ledger
         self._upstreams = upstreams
         self._numbers = itertools.count()
         self._over: list[tuple[float, int, Ticket]] = []
@@ -85,13 +86,13 @@ class Disaggregator:
         self._end_computed(now)
         prefill = decision.prefill
         if prefill is None:
-            return self._placing.book(decision, now, prompt)
-        ticket = self._placing.book(decision, now, None, uncached_tokens=0.0)
+            return self._ledger.book(decision, now, prompt)
+        ticket = self._ledger.book(decision, now, None, uncached_tokens=0.0)
         if ticket is None:
             return None
-        leg = self._placing.begin(prefill, prefill.uncached_tokens, now, prompt)
+        leg = self._ledger.begin(prefill, prefill.uncached_tokens, now, prompt)
         ticket.leg = leg
-        load = self._placing.loads.load(leg.endpoint, now)
+        load = self._ledger.loads.load(leg.endpoint, now)
         seconds = LEG_SLACK * load.backlog_tokens * load.slowness / self._rate
         heapq.heappush(self._over, (now + seconds, next(self._numbers), leg))
         return ticket
@@ -99,7 +100,7 @@ class Disaggregator:
     def _end_computed(self, now: float) -> None:
         """Ends the load of prompts that are assumed to be computed."""
         while self._over and self._over[0][0] <= now:
-            self._placing.loads.end(heapq.heappop(self._over)[2], now)
+            self._ledger.loads.end(heapq.heappop(self._over)[2], now)
 
     def note_answer(self, ticket: Ticket, status: int, now: float) -> None:
         """Notes that a response began: if one of two workers is failing, nobody knows which."""
@@ -107,7 +108,7 @@ class Disaggregator:
         if leg is None:
             return
         if is_uncomputed(status):
-            self._placing.disclaim(leg)
+            self._ledger.disclaim(leg)
         self._upstreams.note_answer(leg.endpoint, status, now)
         if status >= FIRST_SERVER_ERROR:
             # only its health check clears it: an answer may be older than the fault
@@ -119,10 +120,10 @@ class Disaggregator:
         """Withdraws the claim that the prefill worker holds the request's prompt."""
         leg = ticket.leg
         if leg is not None:
-            self._placing.disclaim(leg)
+            self._ledger.disclaim(leg)
 
     def release(self, ticket: Ticket, now: float) -> None:
         """Releases the second leg of an ended request; a second call changes nothing."""
         leg, ticket.leg = ticket.leg, None
         if leg is not None:
-            self._placing.release(leg, now)
+            self._ledger.release(leg, now)

@@ -35,7 +35,8 @@ from extproc.routing.cost.spread import Rows
 from extproc.routing.cost.term import Term
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision, PullSource, Split
-from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
 from kvstate.overlap import Overlap
 

@@ -5,8 +5,8 @@ The router asks each enabled feature at these points of a request's way, in the 
 
     hook        when                                     what it may do
     terms       before the decision                      add summands to the cost of workers
-    dress       after it                                 change the decision, or refuse the request
-    begin       before the request is booked             note what begins with it
+    dress       after it                                 change the decision
+    begin       before a steered request is booked       note what begins with it
     ended       once its response has ended              learn from what the engine reported
     collectors  once, at the start                       show metrics
 
@@ -22,7 +22,8 @@ from extproc.observing.outcomes import Outcome
 from extproc.requests.request import RoutingRequest
 from extproc.routing.cost.term import Term
 from extproc.routing.decision import Decision
-from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.snapshot import Snapshot
 
 
 class Feature:

@@ -11,8 +11,9 @@ from extproc.routing.load.loads import Load
 
 
 class ServerFigures(NamedTuple):
-    """connections: open ones. faults: connections ended by the server, by GOAWAY code. held_bytes:
-    bytes in use of `extproc.http2.limits.Budget`."""
+    """connections: open ones. faults: connections ended by the server, by GOAWAY code.
+    buffered_bytes: bytes in use of `extproc._core.Budget`.
+    """
 
     connections: int
     faults: Mapping[str, int]

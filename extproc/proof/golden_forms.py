@@ -151,7 +151,7 @@ QUESTIONS: Sequence[FormQuestion] = (
 
 
 class _RenderedPrompt(Protocol):
-    """A prompt that is rendered (`extproc.tokenizing.tokens.Started`)."""
+    """A prompt that is rendered (`extproc.tokenizing.tokens.StartedPrompt`)."""
 
     @property
     def forms(self) -> int:

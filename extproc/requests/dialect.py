@@ -287,13 +287,13 @@ class ModelDialects(NamedTuple):
     """The dialects that a model's workers speak.
 
     first: the newest. rest: the rest, each with the workers that speak it; empty unless engines
-    differ, as during an upgrade. has_engines: engines of several kinds, which agree on less than
-    releases of one do.
+    differ, as during an upgrade. differs_by_engine: whether the workers run engines of several
+    kinds, which agree on less than releases of one do.
     """
 
     first: Dialect
     rest: tuple[tuple[Dialect, frozenset[str]], ...] = ()
-    has_engines: bool = False
+    differs_by_engine: bool = False
 
 
 # Returns the dialect in which a request for a model, as the client named it, is read first.

@@ -34,7 +34,8 @@ from extproc.routing.cost.siblings import Siblings, siblings_of
 from extproc.routing.cost.survey import Survey, is_full, survey_of
 from extproc.routing.cost.term import Term
 from extproc.routing.decision import Basis, ChargeColumn, Decision, Verdict
-from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.limits import candidates_of, sole_of
 from extproc.routing.order import order_of
 from extproc.routing.savings.belonging import CONVERSATION, RESPONSE

@@ -171,7 +171,8 @@ class Decision(msgspec.Struct, frozen=True):
     source: PullSource | None = None
     # The class of the request, None without classes.
     of_class: RequestClass | None = None
-    # Whose request it is, for the recorder; None if nobody asks.
+    # Whose request it is, for the recorder and for responses that others continue; None if nobody
+    # asks.
     tenant: Tenant | None = None
 
     @property

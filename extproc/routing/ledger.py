@@ -32,7 +32,8 @@ from extproc.routing.claims.homes import Homes
 from extproc.routing.decision import Decision
 from extproc.routing.health.statuses import is_uncomputed
 from extproc.routing.health.upstreams import Upstreams
-from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.endpoint_load import Ticket
 from extproc.routing.load.loads import Load, Loads
 from extproc.routing.policy_choice import policy_of
@@ -283,7 +284,7 @@ class Ledger:
         holdings, record = self.fleet.holdings(worker), self.claims.record
         if keys:
             ticket.keys = keys
-            self._settle(ticket, belonging.follows, holdings, now)
+            self._note_home(ticket, belonging.follows, holdings, now)
         marks = decision.marks
         if len(marks) == 1:  # the usual case
             claims: Sequence[Claim] = (record(holdings, marks[0], now),)
@@ -297,7 +298,7 @@ class Ledger:
         if self._reporter is not None:
             self._reporter.begin(claims, ticket.endpoint, ticket.uncached_tokens)
 
-    def _settle(self, ticket: Ticket, follows: int, holdings: Holdings, now: float) -> None:
+    def _note_home(self, ticket: Ticket, follows: int, holdings: Holdings, now: float) -> None:
         """Notes that a request's conversation is where the request is booked."""
         keys = ticket.keys
         if not keys:
@@ -335,7 +336,7 @@ class Ledger:
             return
         self._withdraw(ticket.claims)
         holdings = self.fleet.holdings(worker)
-        self._settle(ticket, 0, holdings, now)
+        self._note_home(ticket, 0, holdings, now)
         record = self.claims.record
         ticket.claims = tuple([record(holdings, claim, now) for claim in ticket.claims])
         if self._reporter is not None:

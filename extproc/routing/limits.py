@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from extproc.requests.request import RoutingRequest
 from extproc.routing.cost.survey import Survey
 from extproc.routing.decision import OVER_LIMIT, Verdict
-from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.snapshot import Snapshot
 
 OVER_CLASS_LIMIT = "over its limit of requests of this class"
 

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from extproc._core import lowest
-from extproc.config.policies import POLICIES, Order, PolicyInput
+from extproc.config.policies import POLICIES, Order, PolicyInput, by_cost
 from extproc.requests.request import RoutingRequest
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.candidates.sampling import Chance
 from extproc.routing.cost.survey import Survey
-from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.policy_choice import endpoints_named
 from extproc.routing.savings.savings import Savings
 
@@ -31,7 +32,7 @@ def order_of(
         workers = [workers[at] for at in candidates]
         costs = [costs[at] for at in candidates]
     ranks = costs
-    if snapshot.policy != "cost":  # the usual one needs nothing more
+    if POLICIES[snapshot.policy].rank is not by_cost:  # the usual one needs nothing more
         ranks = _ranks(request, query, candidates, survey, workers, costs, savings, snapshot)
     count = endpoints_named(snapshot.rules, is_duplex=False)
     return list(map(workers.__getitem__, lowest(ranks, count, rng.random)))

@@ -125,7 +125,7 @@ class Queries:
         if query.model is None or not query.forms & ~TEXT:
             return query
         dialects = self._dialects_of(query.model)
-        if not query.forms & BY_RELEASE and not dialects.has_engines:
+        if not query.forms & BY_RELEASE and not dialects.differs_by_engine:
             return query
         if not dialects.rest:
             return query
@@ -182,7 +182,7 @@ class Queries:
         if turns is None:
             return None
         dialects = self._dialects_of(model)
-        if dialects.has_engines or not dialects.first.is_vllms:
+        if dialects.differs_by_engine or not dialects.first.is_vllms:
             return None
         return None if dialects.rest and turns.forms & BY_RELEASE else turns
 

@@ -216,8 +216,9 @@ class Router:
             ticket = self.ledger.note(decision, now)
         else:
             step = self.ledger if decision.split is None else self._disaggregator
-            for feature in self._features:
-                feature.begin(decision, query, now)
+            if decision.pick:
+                for feature in self._features:
+                    feature.begin(decision, query, now)
             ticket = step.book(decision, now, self._announced_prompt(decision, query))
         if ticket is None:
             return None

@@ -37,7 +37,8 @@ from extproc.routing.claims.marks import Marks, marks_of
 from extproc.routing.cost.fetch import Fetch
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
-from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.endpoint_load import EndpointLoad, LoadSample, Ticket
 from extproc.routing.load.loads import PREFILL_TOKENS_PER_SECOND, Loads
 from extproc.routing.store_share import StoreShare

@@ -19,7 +19,8 @@ from extproc.observing.outcomes import Outcome
 from extproc.requests.request import RoutingRequest
 from extproc.routing.cost.term import Term
 from extproc.routing.decision import Decision
-from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Loads
 
 

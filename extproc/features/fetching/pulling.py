@@ -16,7 +16,8 @@ from extproc.requests.request import RoutingRequest
 from extproc.routing.candidates.eligibility import Candidate, Demand, why_excluded
 from extproc.routing.cost.fetch import Peer
 from extproc.routing.decision import Decision, PullSource
-from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Loads
 from extproc.routing.load.transfers import FleetTransfers, Transfers, counted_seconds
 from kvstate.overlap import Prompt

@@ -21,7 +21,7 @@ from extproc.features.fetching.offers import Offers, Pullable, StoredPrefix, fet
 from extproc.routing.cost.fetch import FETCHED, Fetch, Peer
 from extproc.routing.cost.survey import Survey
 from extproc.routing.cost.term import Charge
-from extproc.routing.inputs.query import Snapshot
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
 from extproc.routing.savings.claims import NO_CLAIMS
 from extproc.routing.savings.savings import Savings

@@ -10,7 +10,7 @@ from extproc.config.schema import Cost, Policy
 from extproc.requests.request_class import RequestClass
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.cost.spread import Rows, Spread
-from extproc.routing.inputs.query import Snapshot
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
 from extproc.routing.savings.savings import Savings
 

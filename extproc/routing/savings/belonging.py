@@ -14,7 +14,8 @@ from extproc.requests.request import RoutingRequest
 from extproc.requests.tenant_salt import name_apart
 from extproc.routing.claims.homes import HOME_TOKENS, end_of, ends_in
 from extproc.routing.claims.marks import Marks
-from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.savings.sessions import MAX_SESSION_LETTERS, session_credit
 
 # Why a request belongs to a worker.

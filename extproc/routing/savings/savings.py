@@ -8,7 +8,8 @@ from extproc.requests.outline import BYTES_PER_TOKEN
 from extproc.requests.request import RoutingRequest
 from extproc.routing.claims.claim_table import ClaimTable
 from extproc.routing.claims.marks import Marks
-from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.savings.belonging import Belonging, belonging_of
 from extproc.routing.savings.claims import NO_CLAIMS, Claims, claims_of
 from kvstate.overlap import Overlap

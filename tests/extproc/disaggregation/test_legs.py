@@ -26,7 +26,8 @@ from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision, PullSource, Split, Verdict
 from extproc.routing.explain import explanation, reason_sentence
-from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
 from kvstate.overlap import Overlap, Prompt
 from tests.extproc.admin.decisions import decided as placed

@@ -18,7 +18,8 @@ from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
-from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.endpoint_load import LoadSample
 from extproc.routing.load.loads import Load
 from kvstate.overlap import Prompt

@@ -58,7 +58,7 @@ def test_rust_front_end_of_sglang_is_not_read() -> None:
 
 def test_front_ends_of_one_engine_differ_as_engines_do() -> None:
     dialects = model_dialects({"python": vllm(33), "rust": vllm(33)._replace(front_end=RUST)})
-    assert dialects.has_engines
+    assert dialects.differs_by_engine
     assert dialects.first == dialect_of(vllm(33))
     assert [workers for _, workers in dialects.rest] == [frozenset({"rust"})]
 
@@ -101,7 +101,7 @@ def test_newest_dialect_of_a_models_workers_is_first() -> None:
     engines = {"old": vllm(19), "s": Engine(SGLANG, Release(0, 5, 23)), "other": vllm(20)}
     both = frozenset(("old", "other"))
     assert model_dialects({**engines, "unknown": None}) == ModelDialects(
-        NEWEST, ((dialect_at(19), both), (foreign, frozenset(("s",)))), has_engines=True
+        NEWEST, ((dialect_at(19), both), (foreign, frozenset(("s",)))), differs_by_engine=True
     )
 
 

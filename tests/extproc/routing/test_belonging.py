@@ -19,7 +19,8 @@ from extproc.routing.cost.crowding import CONVERSATIONS
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
 from extproc.routing.explain import explanation, reason_sentence
-from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
 from extproc.routing.savings.belonging import CONVERSATION, RESPONSE, SESSION
 

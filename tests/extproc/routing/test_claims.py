@@ -4,7 +4,7 @@ import pytest
 
 from extproc.config.schema import Cost
 from extproc.routing.claims.claim_table import Expected
-from extproc.routing.inputs.query import one_token
+from extproc.routing.inputs.snapshot import one_token
 from extproc.routing.savings.claims import Claims, claims_of
 from kvstate.overlap import Overlap
 

@@ -12,7 +12,8 @@ from extproc.requests.request_class import RequestClass
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision, Verdict
-from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.limits import OVER_CLASS_LIMIT
 from extproc.routing.load.endpoint_load import EndpointLoad, Ticket
 from extproc.routing.load.loads import Loads

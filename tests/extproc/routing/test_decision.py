@@ -16,7 +16,8 @@ from extproc.routing.candidates.ranks import Ranks
 from extproc.routing.claims.claim_table import ClaimTable, Holdings
 from extproc.routing.decide import decide
 from extproc.routing.decision import FINDS_MODEL, Decision, Verdict
-from extproc.routing.inputs.query import Media, MediaItem, Query, Snapshot
+from extproc.routing.inputs.query import Media, MediaItem, Query
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
 from kvstate.overlap import Overlap, Prompt
 

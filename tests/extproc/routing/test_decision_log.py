@@ -11,7 +11,8 @@ from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
 from extproc.routing.decision_log import DecisionLog
 from extproc.routing.explain import explanation
-from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
 from kvstate.overlap import Prompt
 

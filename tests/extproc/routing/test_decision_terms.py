@@ -1,4 +1,4 @@
-from extproc.routing.inputs.query import Snapshot
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
 
 

@@ -16,7 +16,8 @@ from extproc.routing.claims.homes import Homes, end_of
 from extproc.routing.decide import decide
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, Decision, Split, Verdict
 from extproc.routing.explain import decided_by, explanation, reason_sentence
-from extproc.routing.inputs.query import Media, MediaItem, Query, Snapshot
+from extproc.routing.inputs.query import Media, MediaItem, Query
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.endpoint_load import LoadSample
 from extproc.routing.load.loads import Load
 from extproc.routing.savings.belonging import RESPONSE

@@ -9,7 +9,8 @@ from extproc.config.schema import Model
 from extproc.requests.request import PLAIN_REQUEST, parse
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.decide import decide
-from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.index.index import Index

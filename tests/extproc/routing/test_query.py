@@ -1,6 +1,7 @@
 from array import array
 
-from extproc.routing.inputs.query import Query, Snapshot, Variant
+from extproc.routing.inputs.query import Query, Variant
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
 from kvstate.overlap import Prompt
 

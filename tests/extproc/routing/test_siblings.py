@@ -16,7 +16,8 @@ from extproc.routing.cost.siblings import LEAST_TOKENS, WITHIN_SECONDS, siblings
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
 from extproc.routing.explain import explanation
-from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.endpoint_load import EndpointLoad
 from extproc.routing.load.loads import Loads
 from extproc.routing.savings.claims import Claims

@@ -29,7 +29,7 @@ SPOKEN = [
     ModelDialects(NEWEST),
     ModelDialects(NEWEST, ((OLD, frozenset(("w",))),)),
     ModelDialects(SGLANG_0_5_23),
-    ModelDialects(NEWEST, ((SGLANG_0_5_23, frozenset(("w",))),), has_engines=True),
+    ModelDialects(NEWEST, ((SGLANG_0_5_23, frozenset(("w",))),), differs_by_engine=True),
 ]
 LONG = "a long answer, of several words. " * 3_000  # takes a thread
 

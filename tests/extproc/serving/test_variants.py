@@ -61,7 +61,7 @@ async def test_worker_of_an_engine_of_unknown_rules_is_told_no_tokens(
 
 async def test_request_that_releases_of_one_engine_read_alike_is_read_anew_for_another() -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    both = ModelDialects(NEWEST, ((SGLANG_0_5_23, frozenset(("s",))),), has_engines=True)
+    both = ModelDialects(NEWEST, ((SGLANG_0_5_23, frozenset(("s",))),), differs_by_engine=True)
     found = await query(both, messages=[USER], tools=tools)
     assert found.query_for("s").forms == CONVERSATION | TOOLS | CONVERTED
 

@@ -23,7 +23,8 @@ from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.cost.fetch import Fetch, Peer
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
-from extproc.routing.inputs.query import Query, Snapshot
+from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.endpoint_load import EndpointLoad
 from extproc.routing.load.loads import Loads
 from kvstate.overlap import Overlap, Prompt

@@ -17,7 +17,8 @@ from extproc.requests.request import NO_HEAD, PLAIN_REQUEST, RoutingRequest
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.decision import Decision, PullSource
 from extproc.routing.explain import explanation
-from extproc.routing.inputs.query import Query, Snapshot, Variant
+from extproc.routing.inputs.query import Query, Variant
+from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.transfers import MAX_MEASURED_SECONDS
 from kvstate.overlap import Overlap, Prompt
 from tests.extproc.routing.books import Fleet, books, fleet_of
