@@ -113,7 +113,7 @@ class ClaimReporter(Protocol):
     def note_home(self, key: int, endpoint: str) -> None:
         """Reports that what has this key belongs to an endpoint; see `Homes.note`."""
 
-    def note_over(self, keys: Sequence[int], endpoint: str) -> None:
+    def note_not_computed(self, keys: Sequence[int], endpoint: str) -> None:
         """Reports that a conversation's request was not computed at an endpoint."""
 
 
@@ -121,7 +121,7 @@ class Ledger:
     """One router's accounts of its requests. Times are seconds of one monotonic clock.
 
     fleet: the workers, whose records are updated here. secret: 64 random bits of this process.
-    telling: reports every claim to other routers, None if routers do not share. steered: steered
+    reporter: reports every claim to other routers, None if routers do not share. steered: steered
     requests, by model.
     """
 
@@ -371,7 +371,7 @@ class Ledger:
         self._withdraw(claims)
         self.homes.forget(keys)
         if self._reporter is not None and keys:
-            self._reporter.note_over(keys, ticket.endpoint)
+            self._reporter.note_not_computed(keys, ticket.endpoint)
 
     def _withdraw(self, claims: Sequence[Claim]) -> None:
         for claim in claims:

@@ -42,7 +42,7 @@ class HomeReports:
         """Notes that a key belongs to a worker from now on."""
         self._add(known_report(worker, (key,), (0.0,)))
 
-    def note_over(self, worker: int, keys: Sequence[int]) -> None:
+    def note_not_computed(self, worker: int, keys: Sequence[int]) -> None:
         """Notes that a worker did not compute the request with these keys."""
         self._add(HomeReport(worker, packed(keys[:KEYS_OF_HOME]), HomeKind.OVER))
 

@@ -146,9 +146,9 @@ class Reporter:
         """Notes that what has this key belongs to an endpoint; see `Homes.note`."""
         self._homes.note_home(self._id(endpoint), key)
 
-    def note_over(self, keys: Sequence[int], endpoint: str) -> None:
+    def note_not_computed(self, keys: Sequence[int], endpoint: str) -> None:
         """Notes that a conversation's request was not computed at an endpoint."""
-        self._homes.note_over(self._id(endpoint), keys)
+        self._homes.note_not_computed(self._id(endpoint), keys)
 
     def hello(self) -> None:
         """Makes the next message ask the others for all their figures and open claims."""

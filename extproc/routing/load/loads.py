@@ -38,7 +38,7 @@ UTILIZATION_SECONDS = 10.0
 
 # Most tokens that other routers' figures can make count as sent lately: as many as the worker can
 # compute in so many of these windows.
-MAX_TOLD_WINDOWS = 4.0
+MAX_REPORTED_WINDOWS = 4.0
 
 # The weight of a new request in the moving average of uncached tokens.
 _MEAN_STEP = 0.05
@@ -112,7 +112,7 @@ class Loads:
         self._endpoints = self.endpoints = endpoints
         self._rate = prefill_tokens_per_second
         self._capacity_tokens = prefill_tokens_per_second * UTILIZATION_SECONDS
-        self._most_told = MAX_TOLD_WINDOWS * self._capacity_tokens
+        self._most_reported = MAX_REPORTED_WINDOWS * self._capacity_tokens
         self._mean_uncached = 0.0
         self._touched = touched
         self.routers: set[str] = set()
@@ -379,7 +379,7 @@ class Loads:
             now,
             self._rate,
             UTILIZATION_SECONDS,
-            self._most_told,
+            self._most_reported,
         )
         return True
 

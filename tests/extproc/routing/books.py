@@ -92,7 +92,7 @@ class ReportedGauges:
     def note_home(self, key: int, endpoint: str) -> None:
         self.lines.append((f"home at {endpoint}", key))
 
-    def note_over(self, keys: Sequence[int], endpoint: str) -> None:
+    def note_not_computed(self, keys: Sequence[int], endpoint: str) -> None:
         self.lines.append((f"over at {endpoint}", tuple(keys)))
 
 

@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.load.loads import MAX_TOLD_WINDOWS
+from extproc.routing.load.loads import MAX_REPORTED_WINDOWS
 from extproc.routing.load.reports import WorkerLoadReport
 from extproc.sharing.messages import (
     ClaimReport,
@@ -70,5 +70,5 @@ def test_forged_news_are_merged_or_refused_and_forgotten(reports: list[RouterRep
     other.others.forget(3 * FORGET_SECONDS)
     assert not other.others.peers
     at_once = [other.load(one, 3 * FORGET_SECONDS).utilization for one in WORKERS]
-    assert max(at_once) <= MAX_TOLD_WINDOWS  # what was sent lately fades, whoever told of it
+    assert max(at_once) <= MAX_REPORTED_WINDOWS  # what was sent lately fades, whoever told of it
     assert all(other.load(one, FADED_SECONDS).utilization < 1.0 for one in WORKERS)

@@ -65,7 +65,7 @@ def test_request_that_was_not_computed_leaves_no_home_at_its_worker() -> None:
     tell_all([one, other], 0.0)
     other.turn((8,), 0, B, 0.01)
     one.homes.forget((7, 8))
-    one.reporter.note_over((7, 8), A)
+    one.reporter.note_not_computed((7, 8), A)
     tell_all([one, other], 0.01)
     assert [other.home_of(key, 0.1) for key in (7, 8)] == ["", B]
     assert (other.live(A, 0.1), other.live(B, 0.1)) == (0, 1)
@@ -136,7 +136,7 @@ def test_changes_that_wait_are_bounded() -> None:
     reports = HomeReports()
     for key in range(MAX_WAITING + 3):
         reports.note_turn(A_ID, [key] * (KEYS_OF_HOME + 1), key)
-    reports.note_over(A_ID, range(KEYS_OF_HOME + 1))
+    reports.note_not_computed(A_ID, range(KEYS_OF_HOME + 1))
     taken = reports.take()
     assert (len(taken), reports.dropped) == (MAX_WAITING, 4)
     assert {one.key_count for one in taken} == {KEYS_OF_HOME}
@@ -149,7 +149,7 @@ def test_homes_are_told_in_order_in_as_many_messages_as_needed() -> None:
     count = MAX_HOMES + 3
     for key in range(1, count + 1):
         one.turn((key, 1_000 + key % 2), 0, WORKERS[key % 2], 0.0)
-    one.reporter.note_over(range(1, KEYS_OF_HOME), B)
+    one.reporter.note_not_computed(range(1, KEYS_OF_HOME), B)
     messages = one.due(0.0)
     sent_reports = [decoded(message, KEYS).homes for message in messages]
     assert [len(homes) for homes in sent_reports] == [MAX_HOMES, 4]

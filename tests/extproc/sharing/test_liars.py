@@ -17,7 +17,7 @@ from extproc.routing.claims.claim_table import (
 )
 from extproc.routing.claims.marks import LENGTHS, packed
 from extproc.routing.load.endpoint_load import EndpointLoad
-from extproc.routing.load.loads import MAX_TOLD_WINDOWS, Gauges
+from extproc.routing.load.loads import MAX_REPORTED_WINDOWS, Gauges
 from extproc.routing.load.reports import WorkerLoadReport
 from extproc.sharing.messages import (
     MAX_CLAIMS,
@@ -163,11 +163,11 @@ def test_utilization_is_bounded_for_any_figures(sent: int, lately: int, is_whole
             [encoded(RouterReport("one", 1, sequence, 0, workers=(figures,)), KEYS)],
             0.0,
         )
-    assert other.load(A, 0.0).utilization <= MAX_TOLD_WINDOWS
+    assert other.load(A, 0.0).utilization <= MAX_REPORTED_WINDOWS
     other.others.forget(2 * FORGET_SECONDS)
     assert other.load(A, 40.0).utilization < 0.1
     ((_, newcomer),) = other.loads.told([A], 2 * FORGET_SECONDS)
-    assert Gauges(*newcomer).lately_tokens <= MAX_TOLD_WINDOWS * 10_000
+    assert Gauges(*newcomer).lately_tokens <= MAX_REPORTED_WINDOWS * 10_000
 
 
 def claims_of(first: int, marks: int, count: int = MAX_CLAIMS) -> tuple[ClaimReport, ...]:
@@ -247,4 +247,4 @@ def test_figures_of_a_worker_new_to_the_listener_are_bounded() -> None:
         other.hear(one.due(now / 10), now / 10)
     other.endpoints[A] = EndpointLoad()
     tell_all([one, other], 10.0)
-    assert other.load(A, 10.0).utilization <= MAX_TOLD_WINDOWS
+    assert other.load(A, 10.0).utilization <= MAX_REPORTED_WINDOWS
