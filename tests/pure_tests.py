@@ -34,7 +34,7 @@ BESIDES = (
     "tests/extproc/proof/test_trust.py",
     "tests/kvstate/feeds/test_allowance.py",
     "tests/kvstate/index/test_turnover.py",
-    "tests/extproc/routing/test_claim_table.py",
+    "tests/extproc/routing/claims/test_claim_table.py",
     "tests/extproc/running/test_failure_mode_watch.py",
     "tests/extproc/running/test_state_file.py",
     "tests/extproc/rust/test_gpt_oss.py",

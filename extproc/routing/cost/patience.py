@@ -13,7 +13,7 @@ from extproc.routing.load.loads import Load
 from extproc.routing.savings.savings import Savings
 
 # Eight conversations of each of four agents, all begun at once, make queues of seven seconds on
-# three workers (tests/extproc/routing/test_many_agents.py).
+# three workers (tests/extproc/routing/savings/test_many_agents.py).
 PATIENCE_SECONDS = 6.0
 
 PATIENCE = "patience"

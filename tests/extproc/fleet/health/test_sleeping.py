@@ -10,7 +10,7 @@ from extproc.fleet.records.worker import Worker
 from extproc.routing.health.evidence import Judge
 from tests.extproc.fleet.asked import METRICS, Engine, against, only, table_of
 from tests.extproc.fleet.fleets import EVENTS, until_live, workers
-from tests.extproc.routing.test_reports import sleep_metrics
+from tests.extproc.routing.load.test_load_samples import sleep_metrics
 from tests.waiting import until
 
 
