@@ -42,21 +42,24 @@ class Publisher:
         self.flooding = asyncio.Event()
         self.sent_bytes = 0
         self._first, self._flood = list(first), iter(flood)
-        self._serving: set[asyncio.Task[Any]] = set()
+        self._serving: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serves one connection."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._serving.add(task)
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serves one connection, in a task that may be cancelled before it begins."""
+        self._serving[writer] = asyncio.create_task(self._serve(reader, writer))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):
                 await self._send(reader, writer)
         finally:
-            writer.transport.abort()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-            self._serving.discard(task)
+            await self._end(writer)
+
+    async def _end(self, writer: asyncio.StreamWriter) -> None:
+        self._serving.pop(writer, None)
+        writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
     async def _send(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(GREETING)
@@ -74,12 +77,15 @@ class Publisher:
     @contextlib.asynccontextmanager
     async def running(self, port: int) -> AsyncIterator["Publisher"]:
         """Listens until the block ends."""
-        server = await asyncio.start_server(self.serve, "127.0.0.1", port)
+        server = await asyncio.start_server(self.accept, "127.0.0.1", port)
         try:
             yield self
         finally:
             server.close()
-            serving = list(self._serving)
-            for one in serving:
+            await asyncio.sleep(0)  # what it has accepted by now is served
+            serving = dict(self._serving)
+            for one in serving.values():
                 one.cancel()
-            await asyncio.gather(*serving, return_exceptions=True)
+            await asyncio.gather(*serving.values(), return_exceptions=True)
+            for writer in serving:  # a task that was cancelled before it began has ended nothing
+                await self._end(writer)
