@@ -78,6 +78,13 @@ def test_a_record_of_a_rank_that_is_removed_ends_before_its_owner_is_gone() -> N
     assert next(steps, "end") == "end"
 
 
+def test_a_rank_is_removed_between_two_records(rank: RelayedRank) -> None:
+    rank.remove()
+    take(rank, Kind.BATCH, payload(0, block(1)))
+    rank.remove()
+    assert rank.owner.blocks == 1
+
+
 def test_saving_a_rank_that_is_removed_ends_before_its_owner_is_gone() -> None:
     index = Index(1)
     rank = RelayedRank(index.add("w", 0, "m"), lambda: None, lambda: None)
