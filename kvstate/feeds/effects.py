@@ -11,7 +11,7 @@ from kvstate.feeds.allowance import Allowance
 from kvstate.feeds.feed import Demote, Effect, Feed, Forget, RequestReplay
 from kvstate.feeds.feed_news import FeedNews
 from kvstate.feeds.turns import Turns
-from kvstate.steps import Steps
+from kvstate.steps import Pace, Steps
 
 
 class Sink(Protocol):
@@ -124,6 +124,7 @@ class Effects:
         self._allowance = allowance
         self._pending: deque[Effect | Visit] = deque()
         self._work: Steps[None] | None = None  # the effect that is under way
+        self._pace: Pace | None = None  # of its last step
         self._healed = False
 
     def __len__(self) -> int:
@@ -133,7 +134,7 @@ class Effects:
         """Drops the effects that are not carried out yet."""
         if self._work is not None:
             self._work.close()
-            self._work = None
+            self._end_work()
         self._pending.clear()
         self._healed = False
 
@@ -171,10 +172,11 @@ class Effects:
         if not self._feed.certain or not _LOWERING.isdisjoint(kinds):
             self._trust(trusted=False)
         while self._pending or self._work is not None:
-            if self._turns.is_over():
+            if self._pace is Pace.WAITS or self._turns.is_over():
                 self._spend(began_at)
                 await self._turns.next(self._news.place.worker)
-                await self.await_allowance()
+                if self._pace is None:  # nothing of another worker waits for it
+                    await self.await_allowance()
                 began_at = asyncio.get_running_loop().time()
             self._step()
         if self._healed:
@@ -200,12 +202,15 @@ class Effects:
             self._work = self._carrying_out(self._pending.popleft())
         work = self._work
         try:
-            next(work)
+            self._pace = next(work)
         except StopIteration:
-            self._work = None
+            self._end_work()
         except BaseException:
-            self._work = None
+            self._end_work()
             raise
+
+    def _end_work(self) -> None:
+        self._work = self._pace = None
 
     def _carrying_out(self, effect: Effect | Visit) -> Steps[None]:
         match effect:

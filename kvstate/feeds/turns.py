@@ -4,7 +4,7 @@ import asyncio
 from collections import OrderedDict, deque
 
 from kvstate.feeds.transport import SLICE_SECONDS
-from kvstate.steps import Result, StepByStep, Steps
+from kvstate.steps import Pace, Result, StepByStep, Steps
 
 # Feeds that continue in one round of the loop, each with at least one batch.
 MAX_TURNS_AT_ONCE = 8
@@ -50,8 +50,8 @@ class Turns:
     async def run(self, steps: Steps[Result]) -> Result:
         """Does steps of no worker in slices, so that nothing waits for them; returns the result."""
         run = StepByStep(steps)
-        for _ in run:
-            if self.is_over():
+        for pace in run:
+            if pace is Pace.WAITS or self.is_over():
                 await self.next()
         return run.result
 

@@ -117,12 +117,9 @@ class Subscriptions:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for one in ranks:
-            if isinstance(one.subscriber, Subscriber):
-                try:
-                    await one.subscriber.close()
-                except Exception:  # its blocks must be forgotten all the same
-                    log.exception("feed of %s rank %d: cannot be closed", *one.subscriber.place)
+        # at once: what is under way on one of them may keep other workers from a store
+        followed = [one.subscriber for one in ranks if isinstance(one.subscriber, Subscriber)]
+        await asyncio.gather(*map(_close, followed))
         for each in ranks:
             for _ in each.owner.forgetting():
                 await asyncio.sleep(0)  # in steps so small that nothing waits for them
@@ -131,6 +128,13 @@ class Subscriptions:
     async def close(self) -> None:
         """Waits until all that is being released is forgotten."""
         await asyncio.gather(*self._releasing)
+
+
+async def _close(subscriber: Subscriber) -> None:
+    try:
+        await subscriber.close()
+    except Exception:  # its blocks must be forgotten all the same
+        log.exception("feed of %s rank %d: cannot be closed", *subscriber.place)
 
 
 def _restoring_of(

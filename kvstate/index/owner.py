@@ -357,7 +357,7 @@ class Owner:
         if done == events and OTHER_LOCALITY not in faults:
             return self._report(faults, clears=clears, removal_lost=False)
         steps = self._applying_rest(body, outcome)
-        return (yield from (steps if self.store is None else self.store.gate.changing(steps)))
+        return (yield from (steps if self.store is None else self.store.gate.passing(steps)))
 
     def _applying_rest(self, body: Body, outcome: Outcome | None) -> Steps[BatchResult]:
         """Applies what the core has left, and what is in a store, which it has left as well."""

@@ -1,36 +1,30 @@
-"""Keeps apart what changes stores and what copies one as a whole, both in short steps."""
+"""Does one after the other what changes stores or copies one as a whole, each in short steps."""
 
-from kvstate.steps import Result, Steps
+from collections import deque
+
+from kvstate.steps import Pace, Result, StepByStep, Steps
 
 
 class StoreGate:
-    """Lets either many change stores, or one copy them; whoever has to wait does steps of nothing.
+    """Lets one piece of work after the other pass, in the order in which they came.
 
-    A change that is under way ends before a copy begins, and no other begins until that has ended.
+    Whoever repeats changes whole, in the order in which they ended, so gets the same store: no part
+    of a change lies between two parts of another.
     """
 
     def __init__(self) -> None:
-        self._changes = 0
-        self._copies = 0
+        self._queue: deque[Steps[object]] = deque()  # the first one passes
 
-    def changing(self, steps: Steps[Result]) -> Steps[Result]:
-        """Does a change in steps, and returns its result."""
-        while self._copies:
-            yield
-        self._changes += 1
+    def passing(self, steps: Steps[Result]) -> Steps[Result]:
+        """Does some work in steps, alone, and returns its result."""
+        self._queue.append(steps)
         try:
-            return (yield from steps)
+            while self._queue[0] is not steps:
+                yield Pace.WAITS
+            run = StepByStep(steps)
+            for _ in run:
+                yield Pace.HURRIES
+            return run.result
         finally:
-            self._changes -= 1
-
-    def copying(self, steps: Steps[Result]) -> Steps[Result]:
-        """Copies in steps what nothing changes meanwhile, and returns its result."""
-        while self._copies:
-            yield
-        self._copies += 1
-        try:
-            while self._changes:
-                yield
-            return (yield from steps)
-        finally:
-            self._copies -= 1
+            steps.close()
+            self._queue.remove(steps)

@@ -89,6 +89,7 @@ class Reading:
         if gone is not None:
             for rank in gone.ranks:
                 self._forget_number(rank)
+                rank.remove()
             self._wish(worker, is_wanted=False)
 
     def position(self, rank: RelayedRank) -> SavedFeed | None:
@@ -97,11 +98,14 @@ class Reading:
         return None if number is None else rank.position(*self._mark(number))
 
     async def save(self, rank: RelayedRank, steps: Callable[[], Steps[None]]) -> SavedFeed | None:
-        """Visits a rank to save it, while nothing changes; returns where its feed is then."""
+        """Visits a rank to save it, while nothing changes; returns where its feed is then.
+
+        If the rank is removed meanwhile, the steps end early.
+        """
         async with self._unchanged:
             at = self.position(rank)
             if at is not None:
-                await self._turns.run(steps())
+                await self._turns.run(rank.working(steps()))
             return at
 
     async def follow(self, path: Path) -> bool:

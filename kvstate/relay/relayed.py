@@ -60,6 +60,18 @@ class RelayedRank:
         self._emptied = emptied
         self._cut = cut
         self._arriving = Arriving[Beginning]()
+        self._work: Steps[None] | None = None
+
+    def remove(self) -> None:
+        """Ends what is under way, before its blocks and their owner are gone."""
+        if self._work is not None:
+            self._work.close()
+
+    def working(self, steps: Steps[None]) -> Steps[None]:
+        """Does some work on what it holds, in steps, one piece at a time; `remove` ends it."""
+        self._work = steps
+        yield from steps
+        self._work = None
 
     def lose(self, reason: str) -> None:
         """Notes that nothing is passed on any more: nothing is certain until something is."""
@@ -92,6 +104,9 @@ class RelayedRank:
         Raises:
             DamagedError: it is not possible here.
         """
+        yield from self.working(self._repeating(record, outcome))
+
+    def _repeating(self, record: Record, outcome: Outcome | None) -> Steps[None]:
         match record.kind:
             case Kind.BATCH | Kind.CHANGES | Kind.TYPED:
                 yield from self._applying(_body(record, outcome), outcome)

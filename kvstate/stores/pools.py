@@ -49,7 +49,7 @@ class Pool:
         Raises:
             WireError: it is not an event batch; nothing was changed.
         """
-        return (yield from self._gate.changing(self._applying(body)))
+        return (yield from self._gate.passing(self._applying(body)))
 
     def _applying(self, body: Body) -> Steps[BatchResult]:
         if not isinstance(body, bytes):
@@ -67,7 +67,7 @@ class Pool:
 
     def forgetting(self) -> Steps[None]:
         """Forgets all blocks: the master restarted, and its pool is empty."""
-        yield from self._gate.changing(self._forgetting())
+        yield from self._gate.passing(self._forgetting())
 
     def _forgetting(self) -> Steps[None]:
         self._waiting.clear()

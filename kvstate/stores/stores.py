@@ -176,7 +176,7 @@ class Stores:
             for (name, model), owner in list(self._owners.items()):
                 is_unknown = (name, model) in self._unproven
                 if name == rules.name and name not in self._pooled and not is_unknown:
-                    yield self.gate.copying(self._saving(rules, model, owner, now))
+                    yield self.gate.passing(self._saving(rules, model, owner, now))
 
     def _saving(
         self, rules: StoreRules, model: str, owner: Owner, now: float
@@ -215,7 +215,7 @@ class Stores:
         place, owner = (head.store, head.model), self._owner(head.store, head.model)
         self._unproven[place] = set(head.publishers)
         self._swept_at[place] = head.swept_at
-        is_whole = yield from self.gate.copying(owner.restoring(head.owner, saved.rows))
+        is_whole = yield from self.gate.passing(owner.restoring(head.owner, saved.rows))
         if not is_whole:
             del self._unproven[place]
         return is_whole
@@ -242,7 +242,7 @@ class Stores:
         """Forgets, in steps, the stores that cannot be proven any more."""
         while self._lost:
             place = next(iter(self._lost))
-            yield from self.gate.copying(self._owners[place].forgetting())
+            yield from self.gate.passing(self._owners[place].forgetting())
             self._lost.discard(place)
             self._unproven.pop(place, None)
 

@@ -212,6 +212,27 @@ async def test_feed_that_fails_to_close_is_removed_with_the_others(
     assert fleet.blocks.overlaps(chain(3)) == {"w": Overlap(1, (1, 0, 0, 0))}
 
 
+async def test_feed_that_is_slow_to_close_keeps_no_other_open(fleet: FollowedWorkers) -> None:
+    closing: list[str] = []
+    may_end = asyncio.Event()
+
+    class Slow(MemoryTransport):
+        async def close(self) -> None:
+            closing.append("slow")
+            await may_end.wait()
+
+    class Other(MemoryTransport):
+        async def close(self) -> None:
+            closing.append("other")
+
+    fleet.add("w", "m", [Slow({}), Other({})])
+    removing = asyncio.create_task(fleet.remove("w"))
+    await until(lambda: closing == ["slow", "other"])
+    assert not removing.done()
+    may_end.set()
+    await removing
+
+
 async def test_batches_dropped_by_their_number_are_counted(fleet: FollowedWorkers) -> None:
     transport = MemoryTransport({})
     transport.put(Connected())

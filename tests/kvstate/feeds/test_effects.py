@@ -4,13 +4,14 @@ import pytest
 
 from kvstate.errors import WireError
 from kvstate.events import Batch, BatchResult, Body
+from kvstate.feeds.allowance import Allowance
 from kvstate.feeds.effects import Effects
 from kvstate.feeds.feed import Demote, Feed, FeedState, Forget, RequestReplay
 from kvstate.feeds.feed_news import FeedNews
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.transport import RankName
 from kvstate.feeds.turns import Turns
-from kvstate.steps import Steps
+from kvstate.steps import Pace, Steps
 
 
 def batch(body: Body) -> Batch:
@@ -23,9 +24,10 @@ class Written:
     def __init__(self) -> None:
         self.done: list[object] = []
         self.taken = BatchResult()
+        self.paces: list[Pace | None] = [None]
 
     def applying(self, body: Body) -> Steps[BatchResult]:
-        yield
+        yield from self.paces
         if body == b"broken":
             raise WireError("payload is not msgpack")
         self.done.append(body)
@@ -59,14 +61,14 @@ class Requested:
 class Carrying:
     """Effects of a live feed, and where they go."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: Turns, allowance: Allowance | None = None) -> None:
         self.feed = Feed(Recovery.REPLAY)
         self.feed.connect()
         self.feed.end_replay()
         self.sink = Written()
         self.replay = Requested()
         self.news = FeedNews(RankName("w", 0), self.feed, lambda: None, lambda: None)
-        self.effects = Effects(self.feed, self.sink, turns, self.news, self.replay)
+        self.effects = Effects(self.feed, self.sink, turns, self.news, self.replay, allowance)
 
 
 @pytest.fixture
@@ -127,6 +129,38 @@ async def test_dropped_effects_are_not_carried_out(one_a_slice: Carrying) -> Non
     one_a_slice.effects.drop()
     await waiting
     assert b"1" not in one_a_slice.sink.done
+
+
+class Asked(Allowance):
+    """An allowance that is never used up, and counts how often it is asked."""
+
+    asked = 0
+
+    def wait_seconds(self, now: float) -> float:
+        self.asked += 1
+        return 0.0
+
+
+async def test_work_that_others_wait_for_is_not_put_off_for_the_allowance() -> None:
+    allowance = Asked(0.0)
+    carrying = Carrying(Turns(0.0), allowance)
+    carrying.sink.paces = [None, Pace.WAITS, Pace.HURRIES, Pace.HURRIES]
+    await carrying.effects.carry_out([batch(b"1")])
+    assert allowance.asked == 2  # before the work, and after the step that is like any other
+    await carrying.effects.carry_out([batch(b"2")])
+    assert allowance.asked == 4
+
+
+async def test_effect_that_waits_for_other_work_leaves_its_slice_to_it() -> None:
+    turns = Turns(60.0)
+    carrying = Carrying(turns)
+    carrying.sink.paces = [Pace.WAITS]
+    await turns.next()
+    waiting = asyncio.create_task(carrying.effects.carry_out([batch(b"1")]))
+    await asyncio.sleep(0)
+    assert carrying.sink.done == []
+    await waiting
+    assert carrying.sink.done == [b"1", True]
 
 
 async def test_body_that_heals_heals_the_feed(carrying: Carrying) -> None:

@@ -2,6 +2,7 @@ import asyncio
 import itertools
 
 from kvstate.feeds.turns import MAX_TURNS_AT_ONCE, Turns
+from kvstate.steps import Pace, Steps
 
 
 async def test_slice_is_over_after_its_time() -> None:
@@ -66,3 +67,21 @@ async def test_a_slice_begins_at_once_unless_somebody_waits_for_one() -> None:
     await asyncio.sleep(0)
     assert not turns.begin()
     await waiting
+
+
+async def test_work_that_waits_for_other_work_leaves_its_slice_to_it() -> None:
+    turns, done = Turns(60.0), list[str]()
+
+    def waiting() -> Steps[int]:
+        for looks in range(1_000):
+            if done:
+                return looks
+            yield Pace.WAITS
+        raise AssertionError("it kept its slice")
+
+    async def work() -> None:
+        await turns.next()
+        done.append("other work")
+
+    looks, _ = await asyncio.gather(turns.run(waiting()), work())
+    assert looks <= 2

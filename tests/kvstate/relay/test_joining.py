@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstate.feeds.turns import Turns
 from kvstate.overlap import Prompt, Tokens
 from kvstate.relay.holdings import Holding
 from kvstate.relay.passing import StorePlace, TakeStore
@@ -261,6 +262,30 @@ async def test_a_worker_that_shared_before_it_is_wanted_brings_the_store(socket:
     await until(lambda: dict(host.leader.fleet.stores.blocks()) == {"shared": 2})
     host.follow_other(host.reader)
     await until(lambda: dict(host.reader.fleet.stores.blocks()) == {"shared": 2})
+    await host.end()
+
+
+@pytest.fixture
+def slices_of_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything else goes on after each step, as on a machine that is busy."""
+    monkeypatch.setattr(Turns, "is_over", lambda _: True)
+
+
+@pytest.mark.usefixtures("slices_of_one_step")
+async def test_a_worker_that_leaves_at_any_step_ends_no_reading(socket: Path) -> None:
+    host = Host(socket)
+    await host.start()
+    for name in WORKERS:
+        host.publish("store", name, 1)
+    await host.until_same()
+    for rounds in range(100):
+        host.publish("store", "v", 1 + rounds % 6)
+        host.publish("share", "v", 1 + rounds % 6)
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        await host.reader.fleet.remove("v")
+        host.follow_other(host.reader)
+    await host.until_same()
     await host.end()
 
 

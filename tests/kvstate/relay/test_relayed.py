@@ -12,7 +12,7 @@ from kvstate.relay.holdings import Holding, copying, putting
 from kvstate.relay.records import NO_MARK, Beginning, Kind, Mark, Record, RelayedStatus
 from kvstate.relay.relayed import RelayedRank
 from kvstate.rows.format import SavedOwner
-from kvstate.steps import finished
+from kvstate.steps import Steps, finished
 from tests.kvstate.publishing import block, payload
 
 STATUS = RelayedStatus(
@@ -29,6 +29,10 @@ def rank() -> RelayedRank:
 def take(rank: RelayedRank, kind: Kind, data: object = b"", mark: Mark = NO_MARK) -> None:
     body = data if isinstance(data, bytes) else msgspec.msgpack.encode(data)
     finished(rank.taking(Record(0, kind, body, mark), None))
+
+
+def copying_alone(rank: RelayedRank) -> Steps[None]:
+    yield from copying(rank.owner, Holding([], []))
 
 
 def test_rows_without_their_rank_are_refused(rank: RelayedRank) -> None:
@@ -61,6 +65,36 @@ def test_rows_that_cannot_be_used_are_refused_and_leave_nothing(rank: RelayedRan
         take(rank, Kind.END, STATUS)
     assert rank.owner.blocks == 0
     assert not rank.owner.trusted
+
+
+def test_a_record_of_a_rank_that_is_removed_ends_before_its_owner_is_gone() -> None:
+    index = Index(1)
+    rank = RelayedRank(index.add("w", 0, "m"), lambda: None, lambda: None)
+    batch = payload(0, *(block(number) for number in range(1, 9)), ["Unknown"])
+    steps = rank.taking(Record(0, Kind.BATCH, batch, NO_MARK), None)
+    next(steps)
+    rank.remove()
+    index.remove(rank.owner)
+    assert next(steps, "end") == "end"
+
+
+def test_a_rank_is_removed_between_two_records(rank: RelayedRank) -> None:
+    rank.remove()
+    take(rank, Kind.BATCH, payload(0, block(1)))
+    rank.remove()
+    assert rank.owner.blocks == 1
+
+
+def test_saving_a_rank_that_is_removed_ends_before_its_owner_is_gone() -> None:
+    index = Index(1)
+    rank = RelayedRank(index.add("w", 0, "m"), lambda: None, lambda: None)
+    many = list(range(1, 9_000))
+    take(rank, Kind.BATCH, payload(0, ["BlockStored", many, None, many, 1]))
+    saving = rank.working(copying_alone(rank))
+    next(saving)
+    rank.remove()
+    index.remove(rank.owner)
+    assert next(saving, "end") == "end"
 
 
 def test_an_undecodable_batch_changes_nothing(rank: RelayedRank) -> None:

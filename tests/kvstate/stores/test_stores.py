@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvstate.errors import WireError
@@ -53,6 +53,57 @@ class SharedFleet:
     def stored(self, tokens: list[int]) -> list[tuple[str, int, set[str]]]:
         prompt = Prompt("m", array("I", tokens))
         return [(one.store, one.tokens, set(one.workers)) for one in self.stores.stored(prompt)]
+
+
+def told(*events: tuple[bool, int]) -> bytes:
+    """A message about blocks of a chain in a store: whether each was stored, and its number."""
+    return msgspec.msgpack.encode([1.0, [told_event(*each) for each in events], 0])
+
+
+def told_event(is_stored: bool, number: int) -> dict[str, Any]:
+    fields: dict[str, Any] = {"medium": "STORAGE", "locality": "REMOTE", "block_hashes": [number]}
+    if not is_stored:
+        return {"type": "BlockRemoved", **fields}
+    chained = {"parent_block_hash": number - 1 or None, "token_ids": [number], "block_size": 1}
+    return {"type": "BlockStored", "lora_id": None, **fields, **chained}
+
+
+def held(fleet: SharedFleet) -> tuple[object, ...]:
+    owner = fleet.stores.owner("s", "m")
+    assert owner is not None
+    return fleet.stored([1, 2, 3, 4]), owner.blocks, owner.orphans.all()
+
+
+TOLD = st.builds(
+    told,
+    st.tuples(st.booleans(), st.integers(1, 3)),
+    st.tuples(st.booleans(), st.integers(1, 3)),
+)
+SENT = st.tuples(st.sampled_from("ab"), TOLD)
+REMOVED_BESIDE_STORED = [("a", told((True, 1))), ("b", told((False, 1)))]
+
+
+@given(st.lists(SENT, max_size=6), st.lists(st.sampled_from("ab")))
+@example(REMOVED_BESIDE_STORED, [*"aa", *"bbbbbbbb"])
+def test_batches_of_several_workers_change_a_store_in_the_order_in_which_they_end(
+    batches: list[tuple[str, bytes]], turns: list[str]
+) -> None:
+    fleet, other, ended = SharedFleet(), SharedFleet(), list[tuple[str, bytes]]()
+
+    def applying(name: str) -> Iterator[None]:
+        for batch in [batch for batch in batches if batch[0] == name]:
+            yield from fleet.ranks[name].applying(batch[1])
+            ended.append(batch)
+
+    under_way = {name: applying(name) for name in "ab"}
+    for name in turns:
+        next(under_way[name], None)
+    while len(ended) < len(batches):
+        for steps in under_way.values():
+            next(steps, None)
+    for batch in ended:
+        other.apply(*batch)
+    assert held(fleet) == held(other)
 
 
 @pytest.mark.parametrize("name", ["full", "hashes_blocks"])
