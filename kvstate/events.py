@@ -51,8 +51,8 @@ class BlocksStored(msgspec.Struct, frozen=True):
     medium: str = "GPU"
     # The engine's attention group; None if it has only one.
     group: int | None = None
-    # The group's kind of attention as named on the wire, always one that holds the whole prefix;
-    # None if it is not named.
+    # The group's kind of attention as named on the wire, one of those that hold the whole prefix
+    # (other groups have events of their own); None if it is not named.
     kind: str | None = None
     # Whether the engine's tokens are pairs that overlap by one, [a, b], [b, c] (SGLang with EAGLE).
     # Then `tokens` are the second tokens of the pairs, and the very first token is the first extra

@@ -66,7 +66,7 @@ class SentRequest:
     sent_at: float
     # Where the index watches for its prompt.
     slot: int = 0
-    # The block size for which the index watches, None if it cannot.
+    # The block size for which the index watches, None if it does not watch.
     block_size: int | None = None
     # When it ended, in seconds; None while it lasts.
     ended_at: float | None = None

@@ -96,7 +96,7 @@ class Basis(msgspec.Struct, frozen=True):
     uncertain_tokens: int
     # All candidates.
     workers: Sequence[Candidate]
-    # A column: why each cannot be picked, "" if it can.
+    # A column: why each is left out, "" if it is not.
     excluded: Sequence[str]
     # Columns: the load and the cost of each, None if it was not compared.
     loads: Rows[Load | None]

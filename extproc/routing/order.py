@@ -26,7 +26,7 @@ def order_of(
     snapshot: Snapshot,
     rng: Chance,
 ) -> list[Candidate]:
-    """Returns the best candidates, at most as many as are named to the proxy."""
+    """Returns the best candidates, as many as are named to the proxy, or all if they are fewer."""
     workers, costs = survey.workers, survey.costs
     if len(candidates) != len(workers):
         workers = [workers[at] for at in candidates]

@@ -53,7 +53,8 @@ class PlacedRequest(msgspec.Struct, eq=False):
             if decision.reason == NOT_INFERENCE and self.stream.reads_usage:
                 self.scanner = UsageScanner()
             return
-        sees_responses = self.stream.is_duplex or accounts  # always in dialect B
+        # the proxy sends every response in dialect B (Endpoint Picker Protocol 1.0.0)
+        sees_responses = self.stream.is_duplex or accounts
         if not (sees_responses or wants_status):
             return
         self.awaits_server = True

@@ -56,7 +56,7 @@ class RowsLimits:
     keep_seconds: float = 30.0
     # How long rows are kept after the last piece, which may have been lost.
     last_seconds: float = 2.0
-    # How often a piece is sent at most.
+    # The largest number of times that a piece is sent.
     times: int = 16
     # The most bytes of rows that a router gives.
     max_bytes: int = MAX_BYTES

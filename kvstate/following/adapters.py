@@ -36,5 +36,7 @@ class AdapterNumbers:
 
     def workers(self) -> set[str]:
         """Returns the workers for which the number of any adapter is known."""
-        numbers = self._workers.values()
-        return set().union(*(workers for each in numbers for workers in each.values()))
+        found: set[str] = set()
+        for numbers in self._workers.values():
+            found.update(*numbers.values())
+        return found

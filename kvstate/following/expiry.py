@@ -1,4 +1,4 @@
-"""Forgets, from time to time, blocks whose removal may never be announced."""
+"""Sweeps out blocks on media whose removals engines do not announce reliably."""
 
 import asyncio
 from collections.abc import Callable

@@ -247,7 +247,8 @@ async def _worker(
         parts.append(token_visit.visit(tools, worker, visited, about))
         parts.append(priority_visit.visit(tools, worker, visited, about))
         parts.append(store_visit.visit(tools, worker, visited, about))
-    found = await asyncio.gather(*(_bounded(about, part, tools.seconds) for part in parts))
+    bounded = [_bounded(about, part, tools.seconds) for part in parts]
+    found = await asyncio.gather(*bounded)
     judged: list[Finding] = []
     if visited.is_there:
         judged += judge_engine(tools.config, visited.engine, about)

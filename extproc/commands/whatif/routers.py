@@ -112,7 +112,7 @@ class Contestant(NamedTuple):
     expects: bool = False
     # The speed that it assumes for the engines, in tokens per second.
     prefill_rate: float = PREFILL_TOKENS_PER_SECOND
-    # The interval at which the router reads their metrics, 0 for never.
+    # The interval at which the router reads their metrics, 0 if it does not read them.
     scrape_seconds: float = 0.0
     # How many routers there are; each request goes to one of them.
     routers: int = 1
@@ -120,7 +120,7 @@ class Contestant(NamedTuple):
     tick_seconds: float = 0.0
     # Whether the routers learn each engine's speed.
     learns: bool = False
-    # Whether they always know each engine's true speed.
+    # Whether they know each engine's true speed, also as it changes.
     knows: bool = False
     # How engines pull from each other, None if they do not.
     transfers: Disaggregation | None = None

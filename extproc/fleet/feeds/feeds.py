@@ -222,7 +222,7 @@ class Feeds:
             return
         if answer.sources == feed.sources:
             return
-        feed.sources = None  # nothing is followed if the new one cannot be opened
+        feed.sources = None  # until the new one is open
         feed.places = answer.places
         await self._fleet.remove(name)
         self._open(worker, one, answer.sources)

@@ -5,6 +5,8 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from extproc.config.policies import POLICIES, Order, PolicyInput, Ranking
 from extproc.config.schema import Cost, Policy
@@ -19,6 +21,7 @@ from extproc.routing.decision import FINDS_MODEL, Decision, Verdict
 from extproc.routing.inputs.query import Media, MediaItem, Query
 from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
+from extproc.routing.policy_choice import BUFFERED_ENDPOINTS
 from kvstate.overlap import Overlap, Prompt
 
 PROMPT = Prompt("m", array("I", range(100)))
@@ -48,6 +51,20 @@ def decision(
     )
     request = fields.get("request", PLAIN_REQUEST)
     return decide(request, query, snapshot, fields.get("now", 0.0), Random(fields.get("seed", 0)))
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.none() | st.integers(1, 10))
+def test_pick_names_the_cheapest_workers_as_many_as_configured(
+    in_flight: list[int], endpoints: int | None
+) -> None:
+    names = "abcdefgh"[: len(in_flight)]
+    loads = {name: Load(count) for name, count in zip(names, in_flight, strict=True)}
+    rules = Policy(endpoints=endpoints)
+    made = decision(Query("m", [PROMPT]), workers=names, loads=loads, rules=rules)
+    assert len(made.pick) == min(endpoints or BUFFERED_ENDPOINTS, len(names))
+    costs = [cost for cost in made.basis.costs if cost is not None]
+    picked = [costs[names.index(endpoint[0])] for endpoint in made.pick]
+    assert picked == sorted(costs)[: len(picked)]
 
 
 def test_pick_names_the_worker_that_holds_the_prefix_first_of_three() -> None:

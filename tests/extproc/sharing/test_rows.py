@@ -239,12 +239,19 @@ async def test_recording_of_an_exchange_is_answered_with_no_rows(net: Net) -> No
     assert (other.made, net.count(RowsPiece)) == (1, pieces)
 
 
-async def test_recording_of_a_running_exchange_sends_a_piece_a_few_times(net: Net) -> None:
-    other = Router(net, ROWS, **PATIENT)
-    for wire in await recorded(net, Router(net, [], **PATIENT)) * 300:
-        other.hear(wire)
-    assert net.count(RowsPiece) <= len(b"".join(ROWS)) // PIECE_BYTES + 1 + HASTY.times
-    other.exchange.close()
+@given(times=st.integers(1, 20), repeats=st.integers(1, 60))
+def test_recording_of_a_running_exchange_sends_a_piece_a_few_times(
+    times: int, repeats: int
+) -> None:
+    async def run() -> None:
+        net = Net()
+        other = Router(net, ROWS, times=times, **PATIENT)
+        for wire in await recorded(net, Router(net, [], **PATIENT)) * repeats:
+            other.hear(wire)
+        assert net.count(RowsPiece) <= len(b"".join(ROWS)) // PIECE_BYTES + 1 + times
+        other.exchange.close()
+
+    asyncio.run(run())
 
 
 async def offered(net: Net, other: Router) -> bytes:

@@ -2,10 +2,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvstate.events import AllCleared, BlocksCopied, BlocksRemoved, BlocksStored, OtherGroupStored
 from kvstate.overlap import Tokens, tokens_of
-from kvstate.wire.extras import Skipped
+from kvstate.wire.extras import Skipped, holds_prefix
 from kvstate.wire.zmq_wire import decode_event, tag_of
 
 STORED: dict[str, Any] = {
@@ -107,6 +109,21 @@ def test_map_at_the_end_of_an_array_names_no_adapter() -> None:
 @pytest.mark.parametrize("kind", ["full_attention", "mla_attention", "sink_full_attention"])
 def test_groups_that_hold_the_whole_prefix_are_stored(kind: str) -> None:
     assert stored(kv_cache_spec_kind=kind, group_idx=1).kind == kind
+
+
+@given(
+    st.sampled_from(["full_attention", "sliding_window", "chunked_local_attention", "mamba"])
+    | st.text(max_size=20)
+    | st.none()
+    | st.integers(),
+    st.none() | st.integers(0, 9),
+)
+def test_stored_blocks_are_of_a_group_that_holds_the_whole_prefix(kind: object, group: int) -> None:
+    event = decode_event(STORED | {"kv_cache_spec_kind": kind, "group_idx": group})
+    if isinstance(event, BlocksStored):
+        assert event.kind is None or holds_prefix(event.kind)
+    else:
+        assert isinstance(event, OtherGroupStored)
 
 
 def test_store_of_another_group_says_what_a_prefix_needs_of_it() -> None:
