@@ -291,7 +291,8 @@ def _candidate(basis: Basis, at: int, state: str, load: Load) -> dict[str, Any]:
     claimed = basis.claims_on(worker.name)
     beyond = max(0.0, basis.belonging.credit.get(worker.name, 0.0) - claimed.saved)
     terms = _terms(basis, basis.weighed_tokens - claimed.saved, load, beyond)
-    terms |= {name: round(sign * basis.charged(name, at), 3) for name, sign in _CHARGED.items()}
+    for name, sign in _CHARGED.items():
+        terms[name] = round(0.0 + sign * basis.charged(name, at), 3)  # 0.0, not -0.0
     fetch = basis.fetches.get(worker.name)
     cost = sum([terms[name] for name in _ADDED]) - sum([terms[name] for name in _TAKEN])
     return {

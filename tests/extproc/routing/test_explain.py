@@ -1,3 +1,4 @@
+import json
 from array import array
 from random import Random
 from typing import Any
@@ -50,6 +51,7 @@ def test_explanation_holds_every_term_of_every_cost() -> None:
     load = Load(1, 7.0, 2.0, 0.0, LoadSample(2, 1, 0.0), 0.25)
     shown = explanation(decision(workers="a", load=load), lambda name: f"state of {name}")
     uncached = 100 - 32 - 0.8 * 16 - 8
+    assert "-0.0" not in json.dumps(shown)
     assert shown == {
         "model": "m",
         "prompt_tokens": 100,
