@@ -18,33 +18,6 @@ def log_fault(log: logging.Logger, what: str, error: Exception) -> None:
     log.error("%s\n%s", what % kind, frames)
 
 
-class NeverFailsTheRequest:
-    """A context for what a request does not depend on: its errors are logged, and end there.
-
-    Watching, counting and showing are no reason to lose a request, whatever goes wrong in them, so
-    this is the one place that catches every `Exception` for that reason. It keeps nothing, so one
-    object serves all requests. Where a request gets another answer after an error, as with a
-    decision by load alone, the caller catches the error itself.
-
-    log, what: as for `log_fault`.
-    """
-
-    __slots__ = ("_log", "_what")
-
-    def __init__(self, log: logging.Logger, what: str) -> None:
-        self._log = log
-        self._what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        if error is None or not isinstance(error, Exception):
-            return False
-        log_fault(self._log, self._what, error)
-        return True
-
-
 class _JsonFormatter(logging.Formatter):
     def __init__(self, process: int | None) -> None:
         super().__init__()

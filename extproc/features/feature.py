@@ -3,15 +3,16 @@
 The router asks each enabled feature at these points of a request's way, in the order of
 `extproc.serving.enabled_features`:
 
-    hook        when                                     what it may do
-    terms       before the decision                      add summands to the cost of workers
-    dress       after it                                 change the decision
-    begin       before a steered request is booked       note what begins with it
-    ended       once its response has ended              learn from what the engine reported
-    collectors  once, at the start                       show metrics
+    hook          when                                   what it may do
+    terms         before the decision                    add summands to the cost of workers
+    dress         after it                               change the decision
+    begin         before a steered request is booked     note what begins with it
+    note_outcome  after it, if responses are accounted   learn from what the engine reported
+    collectors    once, at the start                     show metrics
 
-A feature that is off is not in the list, and costs nothing. The decision knows only terms and
-charges (`extproc.routing.cost.term`), never a feature by name.
+A feature that is off is not in the list, and costs nothing. The decision knows terms, charges and
+fetches (`extproc.routing.cost`), and imports no feature. An error in a hook is logged: before the
+decision, the request is routed by load; after it, the hook is left out.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,7 +43,7 @@ class Feature:
     def begin(self, decision: Decision, query: Query, now: float) -> None:
         """Notes that a steered request is about to be booked where it was decided."""
 
-    def ended(self, outcome: Outcome, now: float) -> None:
+    def note_outcome(self, outcome: Outcome, now: float) -> None:
         """Notes what the engine reported of a request."""
 
     def collectors(self) -> Iterable[Collector]:

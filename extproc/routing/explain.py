@@ -291,10 +291,15 @@ def _candidate(basis: Basis, at: int, state: str, load: Load) -> dict[str, Any]:
     claimed = basis.claims_on(worker.name)
     beyond = max(0.0, basis.belonging.credit.get(worker.name, 0.0) - claimed.saved)
     terms = _terms(basis, basis.weighed_tokens - claimed.saved, load, beyond)
-    for name, sign in _CHARGED.items():
-        terms[name] = round(0.0 + sign * basis.charged(name, at), 3)  # 0.0, not -0.0
+    added = {
+        **dict.fromkeys(_CHARGED, 0.0),
+        **{name: basis.charged(name, at) for name in basis.charges},
+    }
+    for name, tokens in added.items():
+        terms[name] = round(0.0 + _CHARGED.get(name, 1) * tokens, 3)  # 0.0, not -0.0
     fetch = basis.fetches.get(worker.name)
-    cost = sum([terms[name] for name in _ADDED]) - sum([terms[name] for name in _TAKEN])
+    work = terms["uncached"] + terms["queued"] + terms["running"] - terms["session"]
+    cost = work + sum(added.values())
     return {
         "endpoint": worker.endpoint,
         "name": worker.name,
@@ -316,13 +321,10 @@ def _candidate(basis: Basis, at: int, state: str, load: Load) -> dict[str, Any]:
     }
 
 
-# The terms beyond the work that every worker has, and the sign with which each is shown: those
-# that lower a cost are shown as what they lower it by.
+# The terms that are shown also where they do not concern the request, and the sign with which each
+# is shown: those that lower a cost are shown as what they lower it by. Any other term is shown as
+# what it adds.
 _CHARGED = {CONVERSATIONS: 1, SIBLINGS: -1, PATIENCE: -1, FETCHED: -1}
-
-# The terms that make up a cost, and those by which it is lower.
-_ADDED = ("uncached", "queued", "running", CONVERSATIONS)
-_TAKEN = ("session", SIBLINGS, PATIENCE, FETCHED)
 
 
 def _terms(

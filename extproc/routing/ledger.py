@@ -7,10 +7,12 @@ ticket, whose life is its methods here:
     move            another worker serves it than the picked one
     note_answer     its response began, maybe with a failure
     disclaim        its worker did not compute its prompt
+    lose            no known worker serves it
     release         it is over; again changes nothing
 
-Each keeps load, claims and homes together: what is counted in one of them is counted in all. It has
-no clock and no sockets; times are arguments, in seconds of one monotonic clock.
+A request that is booked on a worker has load there, claims its prompts for it, and has its
+conversation at home there. It has no clock and no sockets; times are arguments, in seconds of one
+monotonic clock.
 """
 
 from collections import Counter
@@ -372,6 +374,11 @@ class Ledger:
         self.homes.forget(keys)
         if self._reporter is not None and keys:
             self._reporter.note_not_computed(keys, ticket.endpoint)
+
+    def lose(self, ticket: Ticket, now: float) -> None:
+        """Ends the load of a request that no known worker serves, and withdraws its claims."""
+        self.disclaim(ticket)
+        self.loads.end(ticket, now)
 
     def _withdraw(self, claims: Sequence[Claim]) -> None:
         for claim in claims:

@@ -30,6 +30,7 @@ from extproc.base.logs import log_fault
 from extproc.config.schema import Config
 from extproc.config.sections import KNOWN
 from extproc.disaggregation.disaggregator import Disaggregator
+from extproc.features.feature import Feature
 from extproc.fleet.workers import Workers
 from extproc.media.knowledge import MediaKnowledge
 from extproc.observing.decisions import Timeline, Traces
@@ -216,22 +217,35 @@ class Router:
             ticket = self.ledger.note(decision, now)
         else:
             step = self.ledger if decision.split is None else self._disaggregator
-            if decision.pick:
-                for feature in self._features:
-                    feature.begin(decision, query, now)
+            if decision.pick and self._features:
+                self._begin_features(decision, query, now)
             ticket = step.book(decision, now, self._announced_prompt(decision, query))
         if ticket is None:
             return None
+        try:
+            self._watch(decision, query, ticket, now)
+        except Exception as error:  # noqa: BLE001 - it is booked: its ticket must be released
+            log_fault(log, "watching a request failed with %s", error)
+        return ticket
+
+    def _begin_features(self, decision: Decision, query: Query, now: float) -> None:
+        """Tells features that a request begins; the errors of one affect nothing else."""
+        for feature in self._features:
+            try:
+                feature.begin(decision, query, now)
+            except Exception as error:  # noqa: BLE001 - as in _decide
+                log_fault(log, "a feature failed with %s", error)
+
+    def _watch(self, decision: Decision, query: Query, ticket: Ticket, now: float) -> None:
+        """Counts what a booked request saves, and has it watched if one worker computes it whole.
+
+        Otherwise its engine would count blocks that it got from another worker as cached.
+        """
         certain = decision.basis.certain_tokens
         if certain and decision.is_steered:
             self._candidates.note_saved(decision.worker, certain, now)
-        # otherwise its engine would count blocks that it got from another worker as cached
-        if decision.source is None and (decision.split is None or decision.prefill is None):
-            self._watch(decision, query, ticket)
-        return ticket
-
-    def _watch(self, decision: Decision, query: Query, ticket: Ticket) -> None:
-        """Has a request watched that one worker computes whole."""
+        if decision.source is not None or decision.prefill is not None:
+            return
         self.watched.begin(decision, query, ticket)
         if decision.rank is not None and ticket.prompt is not None:
             self._workers.candidates.pins.watch(decision.worker, ticket, ticket.prompt)
@@ -308,8 +322,7 @@ class Router:
         if worker:
             self.ledger.note_worker(ticket, decision, worker, endpoint, self._monotonic())
         else:
-            self.ledger.disclaim(ticket)
-            self.ledger.loads.end(ticket, self._monotonic())
+            self.ledger.lose(ticket, self._monotonic())
 
     def any_endpoint(self, decision: Decision, ticket: Ticket) -> str:
         """Returns a random endpoint for an unsteered request, and books the request there.
@@ -351,8 +364,7 @@ class Router:
             self.ledger.move(ticket, worker, endpoint, self._monotonic())
         else:
             self._disaggregator.disclaim(ticket)
-            self.ledger.disclaim(ticket)
-            self.ledger.loads.end(ticket, self._monotonic())
+            self.ledger.lose(ticket, self._monotonic())
 
     def _drop_watch(self, ticket: Ticket) -> None:
         """Gives up comparing what the picked worker stores with a request."""
@@ -397,8 +409,8 @@ class Router:
 
     def note_usage(self, outcome: Outcome) -> None:
         """Notes what an engine reports of a request, for its media and for features."""
-        for feature in self._features:
-            feature.ended(outcome, self._monotonic())
+        if self._features:
+            self._note_outcome(outcome, self._monotonic())
         media, reported = outcome.media, outcome.reported
         if media is None or not outcome.is_whole or outcome.status not in (None, HTTP_OK):
             return
@@ -409,6 +421,14 @@ class Router:
             self.media.learning.count(media.prompt, whole)
         kinds = [one.kind for one in items]
         self.media.note_usage(outcome.model, kinds, reported.media_tokens, others)
+
+    def _note_outcome(self, outcome: Outcome, now: float) -> None:
+        """Tells features of an outcome; the errors of one affect nothing else."""
+        for feature in self._features:
+            try:
+                feature.note_outcome(outcome, now)
+            except Exception as error:  # noqa: BLE001 - as in _decide
+                log_fault(log, "a feature failed with %s", error)
 
     def close(self) -> None:
         """Stops the tokenizer threads."""
@@ -440,20 +460,27 @@ class Router:
         self, request: RoutingRequest, query: Query, timeline: Timeline, *, is_steered: bool
     ) -> tuple[Decision, Query]:
         """Decides where a request goes; returns the query by which that was decided, too."""
+        decided = partial(self._decide_by, request, timeline, is_steered=is_steered)
         try:
-            return self._decide_by(request, query, timeline, is_steered=is_steered), query
+            return decided(query, self._features), query
         except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
             query = self._queries.broken(error)
-            return self._decide_by(request, query, timeline, is_steered=is_steered), query
+            return decided(query, ()), query
 
     def _decide_by(
-        self, request: RoutingRequest, query: Query, timeline: Timeline, *, is_steered: bool
+        self,
+        request: RoutingRequest,
+        timeline: Timeline,
+        query: Query,
+        features: Sequence[Feature],
+        *,
+        is_steered: bool,
     ) -> Decision:
         """Decides where a request goes by a query.
 
         is_steered: if not, the proxy chooses, and the request goes to one worker alone.
         """
-        legs, features = self._disaggregator, self._features
+        legs = self._disaggregator
         held, state = self._overlaps(query)
         now = timeline.clock()
         if held:

@@ -1,20 +1,13 @@
 """Requests under way that may show whether the router's tokens are the engine's."""
 
-import logging
-
 from msgspec.structs import replace
 
-from extproc.base.logs import NeverFailsTheRequest
 from extproc.proof.lookups import SentRequest
 from extproc.proof.trust import Proofs
 from extproc.routing.decision import Decision
 from extproc.routing.inputs.query import Media, Query
 from extproc.routing.load.endpoint_load import Ticket
 from kvstate.overlap import Prompt
-
-log = logging.getLogger("kvsteer.decision")
-
-_CHECKING = NeverFailsTheRequest(log, "token check failed with %s")
 
 
 def _text_of(prompt: Prompt, media: Media) -> Prompt:
@@ -44,11 +37,9 @@ class TokenWatch:
         worker, prompt = decision.worker, query.prompts[0]
         if query.media is not None:
             prompt = _text_of(prompt, query.media)
-        with _CHECKING:
-            overlap = decision.basis.overlaps[0].get(worker)
-            sent = self.proofs.note_sent(worker, prompt, query.forms, overlap)
-            return None if sent is None else (worker, sent)
-        return None
+        overlap = decision.basis.overlaps[0].get(worker)
+        sent = self.proofs.note_sent(worker, prompt, query.forms, overlap)
+        return None if sent is None else (worker, sent)
 
     def note_answer(self, ticket: Ticket) -> None:
         """Notes that its worker began to answer a request, without a failure."""

@@ -76,7 +76,7 @@ class Fetching(Feature):
             pull.expect()
             self._workers.questions.pulls.watch(worker, prompt, tokens, pull.note_arrival)
 
-    def ended(self, outcome: Outcome, now: float) -> None:
+    def note_outcome(self, outcome: Outcome, now: float) -> None:
         """Notes how much of what its store offered a worker loaded."""
         fetch, loaded = outcome.fetch, outcome.loaded_tokens
         if fetch is not None and loaded is not None:

@@ -153,21 +153,3 @@ def test_json_line_of_a_decision_has_it_as_fields(capsys: pytest.CaptureFixture[
     line = json.loads(capsys.readouterr().err)
     assert (line["message"], line["decision"]) == ("decision", {"pick": ["w"]})
     assert line["request_id"] == "r-1"
-
-
-def test_error_in_what_never_fails_the_request_is_logged_without_its_text(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    text = " ".join(["a", "prompt"])
-    with logs.NeverFailsTheRequest(logging.getLogger("watching"), "watching failed: %s"):
-        raise ValueError(text)
-    assert caplog.messages[0].startswith("watching failed: ValueError\n")
-    assert "a prompt" not in caplog.text
-
-
-def test_what_never_fails_the_request_may_succeed_and_can_be_cancelled() -> None:
-    guard = logs.NeverFailsTheRequest(logging.getLogger("kvsteer.decision"), "failed: %s")
-    with guard:
-        pass
-    with pytest.raises(KeyboardInterrupt), guard:
-        raise KeyboardInterrupt

@@ -577,7 +577,7 @@ async def test_check_that_fails_is_no_fault_of_the_request(
         ticket = await one.send(text(1))
         FAULT.reset(token)
         await one.settle(ticket)
-        assert "token check failed with RuntimeError" in caplog.text
+        assert "watching a request failed with RuntimeError" in caplog.text
         assert not any(word in caplog.text for word in WORDS)
 
 

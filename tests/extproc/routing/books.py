@@ -66,7 +66,7 @@ class Fleet:
         self.upstreams.eject(self.upstream(endpoint), judge, reason, 0.0)
 
 
-class ReportedGauges:
+class RecordedReports:
     """Records what other routers would be told."""
 
     secret = 77
@@ -96,7 +96,7 @@ class ReportedGauges:
         self.lines.append((f"over at {endpoint}", tuple(keys)))
 
 
-def books(config: Config, fleet: Fleet, reporter: "ReportedGauges | None" = None) -> Ledger:
+def books(config: Config, fleet: Fleet, reporter: "RecordedReports | None" = None) -> Ledger:
     """A router's books for these workers."""
     return Ledger(config, 1, fleet, reporter)
 

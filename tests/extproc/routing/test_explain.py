@@ -1,9 +1,12 @@
 import json
 from array import array
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
 from extproc.config.schema import Cost, Policy
@@ -14,6 +17,8 @@ from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.claims.claim_table import ClaimTable, Holdings
 from extproc.routing.claims.homes import Homes, end_of
+from extproc.routing.cost.survey import Survey
+from extproc.routing.cost.term import Charge
 from extproc.routing.decide import decide
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, Decision, Split, Verdict
 from extproc.routing.explain import decided_by, explanation, reason_sentence
@@ -22,6 +27,7 @@ from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.endpoint_load import LoadSample
 from extproc.routing.load.loads import Load
 from extproc.routing.savings.belonging import RESPONSE
+from extproc.routing.savings.savings import Savings
 from kvstate.overlap import Overlap, Prompt
 
 PROMPT = Prompt("m", array("I", range(100)))
@@ -45,6 +51,26 @@ def decision(query: Query = QUERY, **fields: Any) -> Decision:
         **(defaults | fields),
     )
     return decide(PLAIN_REQUEST, query, snapshot, 0.0, Random(0), terms)
+
+
+class Fixed:
+    """A term that nobody knows by name."""
+
+    def __init__(self, tokens: Sequence[float]) -> None:
+        self._tokens = tokens
+
+    def charge(self, survey: Survey, _: Savings) -> Charge | None:
+        return Charge("mine", self._tokens[: len(survey.workers)])
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=2), st.floats(0, 1e5))
+def test_terms_that_are_shown_add_up_to_the_cost_whatever_they_are(
+    tokens: list[float], backlog: float
+) -> None:
+    made = decision(load=Load(2, backlog), terms=[Fixed(tokens)])
+    shown = explanation(made, str)["candidates"]
+    assert [one["cost_terms"]["mine"] for one in shown] == pytest.approx(tokens, abs=0.001)
+    assert [one["cost"] for one in shown] == pytest.approx(list(made.basis.costs), abs=0.01)
 
 
 def test_explanation_holds_every_term_of_every_cost() -> None:

@@ -21,7 +21,7 @@ from tests.extproc.routing.books import (
     QUERY,
     WORKERS,
     Fleet,
-    ReportedGauges,
+    RecordedReports,
     books,
     decided,
     fleet_of,
@@ -251,10 +251,10 @@ def book_to(one: Ledger, worker: str, tokens: int, now: float) -> Ticket:
     return ticket
 
 
-def reported(told: ReportedGauges, now: float) -> dict[str, Expected]:
+def reported(told: RecordedReports, now: float) -> dict[str, Expected]:
     """What another router expects of the longest prompt, by what it was told."""
     sent, holdings = (
-        ClaimTable(ReportedGauges.secret),
+        ClaimTable(RecordedReports.secret),
         {worker.endpoint: Holdings(worker.name) for worker in WORKERS},
     )
     claims: dict[object, Claim] = {}
@@ -294,6 +294,46 @@ def test_answered_with_a_failure_keeps_the_claims_of_other_requests(
                 claims = [decided(one, prompt, now, state).basis.claims for one, _ in (both, sound)]
                 assert claims[0] == claims[1]
             assert reported(both[1], now) == reported(sound[1], now)
+
+
+def take(one: Ledger, ticket: Ticket, step: str) -> None:
+    """Lets one thing happen to a request."""
+    if step == "move":
+        one.move(ticket, "b", "b:1", 0.1)
+    elif step in ("answer", "fail"):
+        one.note_answer(ticket, 200 if step == "answer" else 503, "", 0.1)
+    elif step == "disclaim":
+        one.disclaim(ticket)
+    elif step == "lose":
+        one.lose(ticket, 0.1)
+    else:
+        one.release(ticket, 0.1)
+
+
+STEPS = st.sampled_from(["move", "answer", "fail", "disclaim", "lose", "release"])
+
+
+@given(st.lists(st.lists(STEPS, max_size=6), min_size=1, max_size=4), st.booleans())
+def test_what_is_released_is_gone_whatever_came_before_and_however_often(
+    requests: list[list[str]], is_steered: bool
+) -> None:
+    one, told = shared()
+    tickets = []
+    for steps in requests:
+        made = decided(one)
+        ticket = one.book(made, 0.0) if is_steered else one.note(made, 0.0)
+        assert ticket is not None
+        tickets.append(ticket)
+        for step in steps:
+            take(one, ticket, step)
+    for ticket in tickets:
+        one.release(ticket, 0.2)
+    lines = len(told.lines)
+    for ticket in tickets:
+        one.release(ticket, 0.3)
+        assert (ticket.claims, ticket.keys) == ((), ())
+    assert len(told.lines) == lines
+    assert [one.loads.in_flight(worker.endpoint) for worker in WORKERS] == [0, 0, 0]
 
 
 def finish(one: Ledger, ticket: Ticket, how: Sending, now: float) -> None:
@@ -339,8 +379,8 @@ def test_wants_status_is_true_for_a_sample_and_for_all_during_a_failure() -> Non
     assert not one.wants_status()
 
 
-def shared() -> tuple[Ledger, ReportedGauges]:
-    config, told = Config(models=(Model("m"),)), ReportedGauges()
+def shared() -> tuple[Ledger, RecordedReports]:
+    config, told = Config(models=(Model("m"),)), RecordedReports()
     return books(config, Fleet(config), told), told
 
 
@@ -389,7 +429,7 @@ def test_found_books_an_unsteered_request_once() -> None:
 
 def test_other_routers_are_told_where_conversations_and_responses_belong() -> None:
     config = Config(models=(Model("m"),))
-    told = ReportedGauges()
+    told = RecordedReports()
     one = books(config, Fleet(config), told)
     said = beginning_of(bytes(range(200)))
     query = Query("m", reason="no_tokenizer", outline=said, session="s", salt=None)

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from extproc.config.reader import parse
+from extproc.features.feature import Feature
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
+from extproc.observing.outcomes import Account
 from extproc.requests.costly_json import INLINE_BYTES
 from extproc.requests.prompt import Prompt
 from extproc.requests.request import Head, RoutingRequest
@@ -251,3 +253,39 @@ async def test_route_places_an_overfull_body_by_load(router: Router) -> None:
     assert (decision.model, decision.reason) == ("tiny", "too_many_parts")
     assert (decision.pick, ticket is not None) == (("127.0.0.1:1",), True)
     assert decision.basis.weighed_tokens > 0
+
+
+class FailingFeature(Feature):
+    """A feature of which one hook fails."""
+
+    def __init__(self, hook: str) -> None:
+        self._hook = hook
+
+    def __getattribute__(self, name: str) -> Any:
+        if name != "_hook" and name == self._hook:
+            raise RuntimeError(name)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("hook", ["terms", "dress", "begin", "note_outcome"])
+async def test_feature_that_fails_loses_no_request(router: Router, hook: str) -> None:
+    router._features = [FailingFeature(hook)]
+    decision, ticket = await router.route(chat())
+    assert ticket is not None
+    router.note_usage(Account(decision, None, 0.0).outcome())
+    assert router.in_flight(decision.pick[0]) == 1
+    router.release(ticket)
+    assert router.in_flight(decision.pick[0]) == 0
+
+
+async def test_watch_that_fails_leaves_a_ticket_to_be_released(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(router.watched, "begin", fail)
+    decision, ticket = await router.route(chat())
+    assert ticket is not None
+    router.release(ticket)
+    assert router.in_flight(decision.pick[0]) == 0

@@ -150,7 +150,7 @@ async def two(sharing_stage: Stage, link: Link) -> Stage:
     return sharing_stage
 
 
-class ReportedGauges:
+class Listener:
     """What the routers say of their sharing."""
 
     def __init__(self, session: aiohttp.ClientSession, stage: Stage) -> None:
@@ -235,7 +235,7 @@ async def test_routers_without_their_engine_decide_alone(
 ) -> None:
     failure = kind(engine, link)
     async with client() as session:
-        told = ReportedGauges(session, two)
+        told = Listener(session, two)
         await until(told.all_share, "they share")
         probes = Probes(session, two, two.url_of_two)
         await probes.prepare()
@@ -268,7 +268,7 @@ async def test_restarted_sharing_engine_loses_no_request(
     two: Stage, engine: EngineProcess, table: list[Row], loop: str
 ) -> None:
     async with client() as session:
-        told = ReportedGauges(session, two)
+        told = Listener(session, two)
         await until(told.all_share, "they share")
         async with LOOPS[loop](lambda: post(session, two.url_of_two, body())) as load:
             await load.goes_on(30)
