@@ -112,6 +112,13 @@ class Disaggregation:
         pulls = self.min_pulled_tokens is not None
         return self.mode == MIRROR or (pulls and self.mode != HEADER)
 
+    def prices_pulls(self, *, has_roles: bool) -> bool:
+        """Whether what a worker could pull is a part of its cost, which then names the source.
+
+        has_roles: whether any worker takes only a part of requests; then nothing is priced.
+        """
+        return self.min_pulled_tokens is not None and self.price_pulls and not has_roles
+
     @property
     def steers_all(self) -> bool:
         """Whether every request must be steered, because the proxy cannot choose two workers."""

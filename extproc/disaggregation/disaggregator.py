@@ -30,7 +30,10 @@ LEG_SLACK = 2.0
 
 
 class Disaggregator:
-    """The second legs of one router's requests. Times are seconds of one monotonic clock."""
+    """The second legs of one router's requests. Times are seconds of one monotonic clock.
+
+    changes_bodies: whether a request's body has to say which other worker takes part.
+    """
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class Disaggregator:
         upstreams: Upstreams,
     ) -> None:
         self._rules = config.disaggregation
+        self.changes_bodies = self._rules.changes_bodies
         self._rate = config.policy.cost.prefill_tokens_per_second
         self._ledger = ledger
         self._upstreams = upstreams
@@ -66,14 +70,12 @@ class Disaggregator:
         else:
             made = decide(request, query, snapshot, now, rng, terms)
         least = self._rules.min_pulled_tokens
-        if least is None or (self._rules.price_pulls and not has_roles):
+        if least is None or self._rules.prices_pulls(has_roles=has_roles):
             return made
         return with_source(query, made, least, snapshot)
 
     def may_split(self, request: RoutingRequest) -> bool:
         """Returns whether the body of a request can say which other worker takes part."""
-        if not self._rules.changes_bodies:
-            return True
         body = None if request.wants_endpoint else request.body
         return may_split(self._rules.connector, request.head.path, body)
 

@@ -35,7 +35,7 @@ from extproc.routing.cost.spread import Rows
 from extproc.routing.cost.term import Term
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision, PullSource, Split
-from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.query import Query, demand_of
 from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
 from kvstate.overlap import Overlap
@@ -114,7 +114,7 @@ def _plan(
     request: RoutingRequest, query: Query, snapshot: Snapshot, rules: Disaggregation
 ) -> _Plan:
     computes = bool(query.prompts or query.outline or query.unread_bytes)
-    helpers = _helpers(Demand(query.lora, request.head.subset), snapshot)
+    helpers = _helpers(demand_of(request, query), snapshot)
     may_split = snapshot.may_split
     whole = _why_whole(query, rules, helpers, may_split=may_split) if computes else NO_PROMPT
     # SGLang's decode workers compute no prompts

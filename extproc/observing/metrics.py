@@ -2,10 +2,9 @@
 
 Counting must cost a request almost nothing, so it has two forms. What every request counts is kept
 as plain numbers by objects of its own (`DecisionCounts`, `OutcomeCounts`, ...), which a collector
-turns into families when somebody scrapes. What happens seldom is a Counter of the library. Nothing
-here changes a decision, and no figure is kept twice: the page, the report and OTLP read the same
-numbers. Labels are bounded: models and workers are configured, everything else is one of a few
-words.
+turns into families when somebody scrapes; the rest is a Counter of the library. Nothing here
+changes a decision. The page, the report and OTLP read the same numbers. Labels are models and
+workers that the router knows, and words of which there are few.
 """
 
 import asyncio

@@ -20,7 +20,6 @@ from extproc.config.policies import POLICIES
 from extproc.requests.request import RoutingRequest
 from extproc.routing.candidates.eligibility import (
     Candidate,
-    Demand,
     Roster,
     places_without,
     why_excluded,
@@ -29,17 +28,18 @@ from extproc.routing.candidates.pins import PinnedRank
 from extproc.routing.candidates.ranks import Ranks, rank_of
 from extproc.routing.candidates.sampling import Chance, sample_of
 from extproc.routing.cost.crowding import Crowding
+from extproc.routing.cost.fetch import Fetch
 from extproc.routing.cost.patience import Patience
 from extproc.routing.cost.siblings import Siblings, siblings_of
 from extproc.routing.cost.survey import Survey, is_full, survey_of
 from extproc.routing.cost.term import Term
-from extproc.routing.decision import Basis, ChargeColumn, Decision, Verdict
-from extproc.routing.inputs.query import Query
+from extproc.routing.decision import NO_FETCHES, Basis, ChargeColumn, Decision, Verdict
+from extproc.routing.inputs.query import Query, demand_of
 from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.limits import candidates_of, sole_of
 from extproc.routing.order import order_of
 from extproc.routing.savings.belonging import CONVERSATION, RESPONSE
-from extproc.routing.savings.claims import Claims, held_tokens
+from extproc.routing.savings.claims import NO_CLAIMS, Claims, held_tokens
 from extproc.routing.savings.savings import Savings, savings_of
 from kvstate.overlap import Overlap, of_any_rank
 
@@ -94,11 +94,12 @@ def decide(
         claims=savings.claims,
         belonging=savings.belonging,
         charges=charges,
+        fetches=_fetches(charges) if charges else NO_FETCHES,
         affinity=survey.affinity,
         running=snapshot.rules.cost.running_tokens,
         media=query.media,
     )
-    claimed = savings.claims_on(first)
+    claimed = savings.claims.get(first, NO_CLAIMS)
     return Decision(
         verdict=verdict,
         model=query.model,
@@ -126,7 +127,7 @@ def _eligible(
         return [query.proxy_reason] * len(snapshot.workers), ()
     if query.lora is None and subset is None and not unfit:
         return roster.excluded.copy(), roster.eligible
-    demand = Demand(query.lora, subset)
+    demand = demand_of(request, query)
     excluded = [why_excluded(worker, demand, unfit) for worker in snapshot.workers]
     return excluded, places_without(excluded)
 
@@ -182,11 +183,13 @@ def _charges(
     survey: Survey, savings: Savings, snapshot: Snapshot, terms: Sequence[Term], now: float
 ) -> Mapping[str, ChargeColumn]:
     """Adds what the terms charge to the costs of a survey; returns it by the term's name."""
-    concerned = _terms(savings, snapshot, now)
-    if not (concerned or terms):  # most requests end here
+    belonging, cost = savings.belonging, snapshot.rules.cost
+    if belonging.is_new or belonging.home or cost.siblings_percent:
+        terms = (*_terms(savings, snapshot, now), *terms)
+    if not terms:  # most requests end here
         return NO_CHARGES
     charges: dict[str, ChargeColumn] = {}
-    for term in (*concerned, *terms):
+    for term in terms:
         charge = term.charge(survey, savings)
         if charge is not None:
             survey.add(charge.tokens)
@@ -195,11 +198,14 @@ def _charges(
     return charges
 
 
+def _fetches(charges: Mapping[str, ChargeColumn]) -> Mapping[str, Fetch]:
+    """Returns what workers would fetch, of the term that knows it."""
+    return next((one.fetches for one in charges.values() if one.fetches), NO_FETCHES)
+
+
 def _terms(savings: Savings, snapshot: Snapshot, now: float) -> Sequence[Term]:
     """Returns the terms that concern a request, besides those of features."""
     belonging, cost = savings.belonging, snapshot.rules.cost
-    if not (belonging.is_new or belonging.home or cost.siblings_percent):
-        return ()
     terms: list[Term] = []
     siblings = _siblings(savings, snapshot, now) if cost.siblings_percent else {}
     if siblings:
@@ -260,7 +266,7 @@ def _uncached(first: str, basis: Basis, claimed: Claims) -> float:
     tokens, belonging = basis.weighed_tokens - claimed.saved, basis.belonging
     if belonging.by == CONVERSATION and first in belonging.credit:
         tokens = basis.weighed_tokens - claimed.approximate
-    fetch = basis.fetches.get(first) if basis.charges else None
+    fetch = basis.fetches.get(first)
     if fetch is None or fetch.peer is not None:
         return tokens
     return max(0.0, tokens - fetch.tokens * fetch.share)

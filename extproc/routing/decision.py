@@ -111,19 +111,13 @@ class Basis(msgspec.Struct, frozen=True):
     belonging: Belonging
     # What each term added to the costs, by its name; only of terms that concern the request.
     charges: Mapping[str, ChargeColumn]
+    # What compared workers could fetch instead of computing it, by name.
+    fetches: Mapping[str, Fetch]
     # The weights of an uncached token, and of a request in flight.
     affinity: float
     running: float
     # The media of the only prompt, None without any.
     media: Media | None = None
-
-    @property
-    def fetches(self) -> Mapping[str, Fetch]:
-        """What compared workers could fetch instead of computing it, by name."""
-        for charged in self.charges.values():
-            if charged.fetches:
-                return charged.fetches
-        return NO_FETCHES
 
     def charged(self, term: str, at: int) -> float:
         """Returns what a term added to the cost of a worker, by its place; 0 if it did not."""

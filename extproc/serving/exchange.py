@@ -186,7 +186,7 @@ class Exchange:
             if refusal is not None:
                 return self._refuse(refusal)
         if self._wants_status or self._accounts or ticket is None or self._stream.is_duplex:
-            placed.await_response(accounts=self._accounts, wants_status=self._wants_status)
+            placed.await_response(accounts=self._accounts)
         answer = self._pick_answer(placed, request, is_changed=is_changed)
         if answer is None:
             return self._refuse(refused_body(request.head.path))

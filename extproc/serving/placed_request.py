@@ -42,11 +42,10 @@ class PlacedRequest(msgspec.Struct, eq=False):
     # Whether it is remembered which worker keeps the response, for requests that continue it.
     is_remembered: bool = False
 
-    def await_response(self, *, accounts: bool, wants_status: bool) -> None:
-        """Prepares to account for the response, if the proxy will send it.
+    def await_response(self, *, accounts: bool) -> None:
+        """Prepares for the response, of which the proxy will send at least the headers.
 
-        accounts: whether responses are accounted for. wants_status: whether their headers are
-        asked for.
+        accounts: whether responses are accounted for.
         """
         decision, ticket, router = self.decision, self.ticket, self.service.router
         if ticket is None:
@@ -55,8 +54,6 @@ class PlacedRequest(msgspec.Struct, eq=False):
             return
         # the proxy sends every response in dialect B (Endpoint Picker Protocol 1.0.0)
         sees_responses = self.stream.is_duplex or accounts
-        if not (sees_responses or wants_status):
-            return
         self.awaits_server = True
         if decision.is_steered:
             router.deliveries.look(decision.model)

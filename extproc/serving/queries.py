@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -53,7 +53,7 @@ _SALT = b'"cache_salt"'
 _PIECE_BYTES = 1024 * 1024  # searched within two milliseconds
 
 
-class PlainChat(NamedTuple):
+class PlainChat(msgspec.Struct, frozen=True, gc=False):
     """A conversation that all engines pass on as it is.
 
     served: the model it is for. salt: of its cache. turns: of the model's conversations. parts: its
@@ -188,7 +188,7 @@ class Queries:
 
     def _of_plain(self, plain: PlainChat, timeline: Timeline) -> Query | None:
         """Returns the query for a plain conversation of which most is known; None for any other."""
-        served, salt, turns, parts = plain
+        turns, parts = plain.turns, plain.parts
         timeline.parsed_at = timeline.clock()
         if not turns.is_cheap(parts):
             return None
@@ -197,24 +197,22 @@ class Queries:
         except RequestError:  # `_first` meets it again, and says why
             return None
         timeline.tokenized_at = timeline.clock()
-        return _of_turns(served, salt, tokens, turns.forms)
+        return _of_turns(plain, tokens)
 
     async def _of_new_turns(
         self, plain: PlainChat, path: str, body: bytes, timeline: Timeline
     ) -> Query:
         """Returns the query for a plain conversation with long new turns."""
-        served, salt, turns, parts = plain
+        finish, held = partial(plain.turns.finish, plain.parts), ThreadUse(plain.served.model)
         try:
-            tokens = await self._tokens.run_in_thread(
-                partial(turns.finish, parts), len(body), ThreadUse(served.model), timeline.whose
-            )
+            tokens = await self._tokens.run_in_thread(finish, len(body), held, timeline.whose)
         except TimeoutError:
             outline = self._outline_of(body) if is_light(body) else beginning_of(body)
-            return self._by_text(served, "deadline", outline, salt)
+            return self._by_text(plain.served, "deadline", outline, plain.salt)
         except RequestError:  # `_first` meets it again, and says why
             return await self._first(path, body, timeline)
         timeline.tokenized_at = timeline.clock()
-        return _of_turns(served, salt, tokens, turns.forms)
+        return _of_turns(plain, tokens)
 
     async def _first(self, path: str, body: bytes, timeline: Timeline) -> Query:
         """Returns the query in the first dialect of the model's workers."""
@@ -455,7 +453,6 @@ class Queries:
             salt=salt,
             outline=outline.measured(tokens_of),
             session=self._session_of(outline),
-            previous=outline.previous,
         )
 
     def _untokenized(
@@ -524,9 +521,10 @@ def _unread(request: RoutingRequest) -> Query:
     )
 
 
-def _of_turns(served: ServedModel, salt: str | None, tokens: Tokens, forms: int) -> Query:
-    model, lora = served
-    return Query(model, [Prompt(model, tokens, lora, salt)], lora=lora, forms=forms)
+def _of_turns(plain: PlainChat, tokens: Tokens) -> Query:
+    model, lora = plain.served
+    prompt = Prompt(model, tokens, lora, plain.salt)
+    return Query(model, [prompt], lora=lora, forms=plain.turns.forms)
 
 
 def _keyed(request: InferenceRequest, served: ServedModel, keyed: KeyedPrompts) -> Query:
@@ -540,11 +538,26 @@ def _of_prompts(
     served: ServedModel,
     prompts: Sequence[Prompt],
     forms: int,
-    **more: Any,
+    *,
+    media: Media | None = None,
+    salt: str | None = None,
+    outline: Outline | None = None,
+    session: str = "",
 ) -> Query:
-    """Returns the query for keyed prompts. more: what else it has."""
-    model, lora = served
-    if not request.reads_cache:
+    """Returns the query for keyed prompts. salt, outline, session: of one with media."""
+    is_read = request.reads_cache
+    return Query(
+        served.model,
+        prompts,
         # the prompt is known and weighed, but the worker will not use its cache for it
-        return Query(model, prompts, "reads_no_cache", lora=lora, reads_cache=False, **more)
-    return Query(model, prompts, lora=lora, answers=request.answers, forms=forms, **more)
+        "" if is_read else "reads_no_cache",
+        outline,
+        media,
+        served.lora,
+        salt,
+        reads_cache=is_read,
+        answers=request.answers if is_read else 1,
+        forms=forms if is_read else 0,
+        session=session,
+        previous="" if outline is None else outline.previous,
+    )

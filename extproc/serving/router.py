@@ -492,8 +492,8 @@ class Router:
             held,
             state,
             now,
-            self._ranks(request),
-            may_split=is_steered and legs.may_split(request),
+            self._ranks(request) if self._candidates.names_ranks else None,
+            may_split=is_steered and (not legs.changes_bodies or legs.may_split(request)),
         )
         terms: Sequence[Term] = ()
         if features:
@@ -517,10 +517,8 @@ class Router:
             held, trusted = by_variant(query, held, trusted, self._proofs)
         return held, trusted.state
 
-    def _ranks(self, request: RoutingRequest) -> Ranks | None:
-        """Returns the workers' ranks, None if no engine can be told one."""
-        if not self._candidates.names_ranks:
-            return None
+    def _ranks(self, request: RoutingRequest) -> Ranks:
+        """Returns the workers' ranks, of which a request may name one."""
         writes_body = request.body is not None and not request.wants_endpoint
         return self.ledger.ranks(request.head.path, writes_body=writes_body)
 

@@ -172,7 +172,7 @@ def _frame_of(shape: _Shape, owned: tuple[str, ...]) -> _Frame:
 
 
 def _pick_of_shape(shape: _Shape, marks: Sequence[int]) -> PickAnswer:
-    """Returns a placement of a shape. marks: for each value the character of which it consists."""
+    """Returns a pick of a shape. marks: for each value the character of which it consists."""
     lengths, names = shape
     pick, *values = [chr(mark) * length for length, mark in zip(lengths, marks, strict=True)]
     return PickAnswer(pick, tuple(zip(names, values, strict=True)))

@@ -26,7 +26,7 @@ from extproc.config.schema import Config, Policy
 from extproc.config.sections import Disaggregation
 from extproc.disaggregation.legs import with_source
 from extproc.features.fetching.offers import NOTHING_PULLABLE, StoredPrefix
-from extproc.features.fetching.pulling import IDLE_TOKENS, Pull, Pulling, with_priced_source
+from extproc.features.fetching.pulling import Pull, Pulling, with_priced_source
 from extproc.features.fetching.term import FetchTerm, fetch_terms
 from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.candidates.eligibility import Candidate, Roster
@@ -482,8 +482,8 @@ class _Router:
         if decision.source is not None:
             request.source = int(decision.source.endpoint)
         if decision.source is not None and self._pulling is not None:
-            pull = self._pulling.begin(decision.source, served, now)
-            if self._loads.load(served, now).backlog_tokens < IDLE_TOKENS:
+            pull = self._pulling.begin_pull(decision, served, now)
+            if pull is not None:
                 pull.expect()
                 self._pulls.append((request, pull))
         is_sure = not decision.basis.claims_on(served).speculative

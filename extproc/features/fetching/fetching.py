@@ -62,12 +62,16 @@ class Fetching(Feature):
 
     def dress(self, decision: Decision) -> Decision:
         """Names the worker from which the pick pulls, if its price was a reason to pick it."""
-        return with_priced_source(decision)
+        return decision if self._pulling is None else with_priced_source(decision)
 
     def begin(self, decision: Decision, query: Query, now: float) -> None:
         """Notes a pull that begins, and has its arrival looked for if it can be measured."""
         source, prompt, worker = decision.source, query.sole, decision.worker
-        pull = None if self._pulling is None else self._pulling.begin_pull(decision, now)
+        pull = (
+            None
+            if self._pulling is None
+            else self._pulling.begin_pull(decision, decision.pick[0], now)
+        )
         if pull is None or prompt is None or source is None:
             return
         if self._workers.proofs.is_live(worker, query.forms):
@@ -100,7 +104,7 @@ def fetching(config: Config, workers: Workers, loads: Loads) -> Fetching | None:
             candidates.stored,
             lambda: candidates.store_shares(workers.monotonic()),
         )
-    is_priced = rules.min_pulled_tokens is not None and rules.price_pulls
+    is_priced = rules.prices_pulls(has_roles=False)
     pulling = Pulling(config, loads, candidates.tokens_on_host) if is_priced else None
     if stores is None and pulling is None:
         return None

@@ -44,14 +44,12 @@ NOTHING_PULLABLE = Pullable((), (), 1)
 class Offers(msgspec.Struct, frozen=True, gc=False):
     """What workers could fetch of one prompt.
 
-    peers: the workers that hold it. pullers: the names of those that can pull. least: fewer tokens
-    are not pulled. prefill_tokens_per_second: as configured. stores: those that hold a part of it.
+    prefill_tokens_per_second: as configured. pullable: from each other. stores: those that hold a
+    part of it.
     """
 
     prefill_tokens_per_second: float
-    peers: Sequence[Peer] = ()
-    pullers: Collection[str] = ()
-    least: int = 1
+    pullable: Pullable = NOTHING_PULLABLE
     stores: Sequence[StoredPrefix] = ()
 
 
@@ -64,12 +62,12 @@ def fetch_of(offers: Offers, worker: str, held: int, slowness: float) -> Fetch:
     held: the tokens from the beginning that it holds, or will. slowness: of its prefills, relative
     to the configured speed.
     """
-    best = NOTHING
-    if worker in offers.pullers:
+    best, pullable = NOTHING, offers.pullable
+    if worker in pullable.pullers:
         speed = offers.prefill_tokens_per_second / slowness
-        for peer in offers.peers:
+        for peer in pullable.peers:
             more = peer.tokens - held
-            if more < offers.least or peer.name == worker:
+            if more < pullable.least or peer.name == worker:
                 continue
             value = more - (more + peer.queued_tokens) * speed / peer.tokens_per_second
             if value > best.value:

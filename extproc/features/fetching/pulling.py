@@ -13,10 +13,10 @@ from extproc.config.schema import Config
 from extproc.features.fetching.offers import NOTHING_PULLABLE, Pullable, most_held
 from extproc.features.fetching.term import work_of
 from extproc.requests.request import RoutingRequest
-from extproc.routing.candidates.eligibility import Candidate, Demand, why_excluded
+from extproc.routing.candidates.eligibility import Candidate, why_excluded
 from extproc.routing.cost.fetch import Peer
 from extproc.routing.decision import Decision, PullSource
-from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.query import Query, demand_of
 from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Loads
 from extproc.routing.load.transfers import FleetTransfers, Transfers, counted_seconds
@@ -89,7 +89,7 @@ class Pulling:
             for worker in snapshot.workers
             if worker.transfer_port is not None and worker.name not in others
         ]
-        held, demand = self._on_host(prompt), Demand(query.lora, request.head.subset)
+        held, demand = self._on_host(prompt), demand_of(request, query)
         peers = [
             self._peer(worker, min(held[worker.name], certain.get(worker.name, 0)), snapshot, now)
             for worker in able
@@ -113,15 +113,15 @@ class Pulling:
             work_of(snapshot.load(worker.endpoint, now), snapshot.rules.cost.running_tokens),
         )
 
-    def begin_pull(self, decision: Decision, now: float) -> Pull | None:
-        """Notes the pull of a request that is about to be booked.
+    def begin_pull(self, decision: Decision, endpoint: str, now: float) -> Pull | None:
+        """Notes the pull of a request that is about to be booked on an endpoint.
 
         Returns it if it can be measured: if there is one, and its worker has hardly any queue.
         """
         if decision.source is None:
             return None
-        queue = self._loads.load(decision.pick[0], now).backlog_tokens
-        pull = self.begin(decision.source, decision.pick[0], now)
+        queue = self._loads.load(endpoint, now).backlog_tokens
+        pull = self.begin(decision.source, endpoint, now)
         return None if queue > IDLE_TOKENS else pull
 
     def begin(self, source: PullSource, endpoint: str, now: float) -> Pull:

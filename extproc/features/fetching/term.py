@@ -23,7 +23,6 @@ from extproc.routing.cost.survey import Survey
 from extproc.routing.cost.term import Charge
 from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
-from extproc.routing.savings.claims import NO_CLAIMS
 from extproc.routing.savings.savings import Savings
 from kvstate.overlap import Overlap
 
@@ -37,7 +36,7 @@ def fetch_terms(
     """Returns the term of what workers could load or pull; none if that is nothing."""
     if not (stores or pullable.peers):
         return ()
-    offers = Offers(prefill_tokens_per_second, *pullable, stores)
+    offers = Offers(prefill_tokens_per_second, pullable, stores)
     return (FetchTerm(offers, snapshot.overlaps[0], snapshot.rules.cost),)
 
 
@@ -67,7 +66,7 @@ class FetchTerm:
             if fetch.value <= 0.0:
                 continue
             if fetch.peer is not None:
-                share = relief(self._offers.peers, fetch.peer.tokens, works[at])
+                share = relief(self._offers.pullable.peers, fetch.peer.tokens, works[at])
             else:
                 whole = tokens + fetch.tokens
                 if whole not in least:
@@ -84,7 +83,7 @@ class FetchTerm:
 
     def _held(self, name: str, savings: Savings) -> int:
         """Returns how many tokens from the beginning a worker holds, or will."""
-        overlap, claimed = self._overlaps.get(name), savings.claims.get(name, NO_CLAIMS)
+        overlap, claimed = self._overlaps.get(name), savings.claims_on(name)
         sent = claimed.speculative + claimed.approximate
         if overlap is None:
             return sent

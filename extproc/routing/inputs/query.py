@@ -7,6 +7,8 @@ from msgspec import structs
 
 from extproc.media.prompts import MediaPrompt
 from extproc.requests.outline import Outline
+from extproc.requests.request import RoutingRequest
+from extproc.routing.candidates.eligibility import Demand
 from kvstate.overlap import Prompt
 
 
@@ -99,14 +101,6 @@ class Query(msgspec.Struct, frozen=True):
         return self
 
     @property
-    def prompt_tokens(self) -> int:
-        """The tokens of all prompts."""
-        prompts = self.prompts
-        return (
-            len(prompts[0].tokens) if len(prompts) == 1 else sum([len(p.tokens) for p in prompts])
-        )
-
-    @property
     def sole(self) -> Prompt | None:
         """The prompt if there is only one, with one answer; else None.
 
@@ -114,3 +108,8 @@ class Query(msgspec.Struct, frozen=True):
         last of several answers, whose blocks the first answer stored.
         """
         return self.prompts[0] if len(self.prompts) == 1 and self.answers == 1 else None
+
+
+def demand_of(request: RoutingRequest, query: Query) -> Demand:
+    """Returns what a request requires of a worker."""
+    return Demand(query.lora, request.head.subset)

@@ -77,9 +77,9 @@ class EndpointLoad:
 class Ticket(msgspec.Struct, eq=False):
     """One request that was sent to an endpoint: all that must be released when it is over.
 
-    Whoever begins something for a request notes it here, and ends it by the ticket alone: the load
-    (`Loads`), claims and homes (`Ledger`), the other leg (`Disaggregator`), and what waits for the
-    worker's events (the router). Ending anything twice changes nothing.
+    Its fields are what was begun for it: the load (`Loads`), claims and homes (`Ledger`), the other
+    leg (`Disaggregator`), and what waits for the worker's events (the router). Each of these ends
+    its own part when the request is released; releasing it again changes nothing.
     """
 
     # Where it was sent.

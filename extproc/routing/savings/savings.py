@@ -47,7 +47,9 @@ def savings_of(
 
     eligible: the indices of those that may answer. now: seconds of the loads' clock.
     """
-    prompt_tokens, state = query.prompt_tokens, snapshot.state
+    prompts, state = query.prompts, snapshot.state
+    one = len(prompts) == 1  # the usual case
+    prompt_tokens = len(prompts[0].tokens) if one else sum([len(each.tokens) for each in prompts])
     weighed = _weighed(query, prompt_tokens)
     if query.media is not None and not query.media.is_whole:
         state = _unknown  # feeds show nothing of what is behind

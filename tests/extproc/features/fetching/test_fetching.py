@@ -13,6 +13,7 @@ from extproc.features.fetching.offers import (
     MAX_PEERS,
     NOTHING,
     Offers,
+    Pullable,
     StoredPrefix,
     fetch_of,
     most_held,
@@ -38,7 +39,7 @@ def peer(tokens: int, queued: float = 0.0, speed: float = 40_000.0, name: str = 
 
 
 def offers(*peers: Peer, least: int = 1) -> Offers:
-    return Offers(PREFILL, peers, frozenset({"w", "p"}), least)
+    return Offers(PREFILL, Pullable(peers, frozenset({"w", "p"}), least))
 
 
 def test_pull_is_worth_its_tokens_less_the_time_of_the_transfer() -> None:
@@ -83,7 +84,7 @@ slownesses = st.floats(1 / 16, 16)
 def test_value_is_never_negative_nor_more_than_what_is_fetched(
     drawn: list[Peer], stored: StoredPrefix, held: int, slowness: float
 ) -> None:
-    of = Offers(PREFILL, drawn, frozenset("w"), 1, (stored,))
+    of = Offers(PREFILL, Pullable(drawn, frozenset("w"), 1), (stored,))
     found = fetch_of(of, "w", held, slowness)
     assert 0 <= found.value <= found.tokens
     assert found.tokens + held <= max([stored.tokens, held, *(one.tokens for one in drawn)])
@@ -94,12 +95,13 @@ def test_value_is_never_negative_nor_more_than_what_is_fetched(
 def test_busier_or_slower_source_is_never_worth_more(
     one: Peer, more: float, slowness: float
 ) -> None:
-    of = Offers(PREFILL, [one._replace(name="p")], frozenset("w"))
+    of = Offers(PREFILL, Pullable([one._replace(name="p")], frozenset("w"), 1))
     busier = [one._replace(name="p", queued_tokens=one.queued_tokens + more)]
     slower = [one._replace(name="p", tokens_per_second=one.tokens_per_second / (1 + more))]
     value = fetch_of(of, "w", 0, slowness).value
     for worse in (busier, slower):
-        assert fetch_of(Offers(PREFILL, worse, frozenset("w")), "w", 0, slowness).value <= value
+        bad = Offers(PREFILL, Pullable(worse, frozenset("w"), 1))
+        assert fetch_of(bad, "w", 0, slowness).value <= value
 
 
 def test_most_held_are_the_peers_that_hold_most_the_idlest_first() -> None:

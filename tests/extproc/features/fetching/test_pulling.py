@@ -11,7 +11,7 @@ from extproc.config.schema import Config, Model
 from extproc.config.sections import Disaggregation
 from extproc.disaggregation.disaggregator import Disaggregator
 from extproc.features.fetching.offers import NOTHING_PULLABLE, StoredPrefix
-from extproc.features.fetching.pulling import Pulling, with_priced_source
+from extproc.features.fetching.pulling import Pull, Pulling, with_priced_source
 from extproc.features.fetching.term import fetch_terms
 from extproc.requests.request import NO_HEAD, PLAIN_REQUEST, RoutingRequest
 from extproc.routing.candidates.eligibility import Candidate
@@ -60,6 +60,9 @@ class PricedFleet:
             PLAIN_REQUEST, QUERY, snapshot, 0.0, Random(0), terms, has_roles=False
         )
         return with_priced_source(made)
+
+    def begin_pull(self, decision: Decision) -> Pull | None:
+        return self.pulling.begin_pull(decision, decision.pick[0], 0.0)
 
     def peers(
         self,
@@ -110,16 +113,16 @@ def test_pulls_under_way_make_their_source_worth_less_until_they_are_over() -> N
     one.loads.begin("a:1", 3_000.0, 0.0)
     pulled = 0
     while one.decide().source is not None:
-        assert one.pulling.begin_pull(one.decide(), 0.0) is not None
+        assert one.begin_pull(one.decide()) is not None
         pulled += 1
     assert 1 < pulled < 20
-    assert one.pulling.begin_pull(one.decide(), 0.0) is None
+    assert one.begin_pull(one.decide()) is None
 
 
 def test_arrival_of_a_pull_teaches_the_speed_of_its_source() -> None:
     one = PricedFleet()
     one.loads.begin("a:1", 3_000.0, 0.0)
-    pull = one.pulling.begin_pull(one.decide(), 0.0)
+    pull = one.begin_pull(one.decide())
     assert pull is not None
     pull.note_arrival(0.0, MAX_MEASURED_SECONDS + 1.0)  # too late to be the transfer
     pull.note_arrival(0.025, 1.025)
@@ -133,7 +136,7 @@ def test_speed_of_one_measured_source_is_assumed_of_all_others() -> None:
     one.held = [{name: Overlap(16, (500, 0, 0, 0)) for name in "ab"}]
     for name in "ab":
         one.loads.begin(f"{name}:1", 3_000.0, 0.0)
-    pull = one.pulling.begin_pull(one.decide(), 0.0)
+    pull = one.begin_pull(one.decide())
     assert pull is not None
     pull.expect()
     assert one.peers(now=1.0) == set()  # it is late
@@ -149,7 +152,7 @@ def test_pull_of_a_worker_with_a_queue_is_not_measured() -> None:
         one.loads.begin(f"{name}:1", 1_000.0, 0.0)
     made = one.decide()
     assert made.source is not None
-    assert one.pulling.begin_pull(made, 0.0) is None
+    assert one.begin_pull(made) is None
 
 
 @pytest.mark.parametrize(
