@@ -307,7 +307,7 @@ async def tokens_there(
 
     post: sends a question to POST /tokenize, and returns the status and at most one byte more than
     MAX_ANSWER_BYTES; it raises TokenizerSilentError if there is no answer. model: as in
-    `Golden.question`.
+    `GoldenRequest.question`.
 
     Raises:
         TokenizerSilentError, NoTokenizeError: there is no answer at all.

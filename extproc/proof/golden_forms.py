@@ -341,6 +341,6 @@ def verdicts(results: Sequence[OwnAnswer], text_of: TextOf, known: int) -> dict[
             different.append((own.forms, GoldenVerdict(False, why, found)))
     verdicts = {form: GoldenVerdict(is_same=True) for form in FORM_NAMES if form & same & ~known}
     for forms, verdict in different:
-        forms_to_blame = forms & ~same or forms
-        verdicts |= {form: verdict for form in FORM_NAMES if form & forms_to_blame}
+        to_blame = forms & ~same or forms
+        verdicts |= {form: verdict for form in FORM_NAMES if form & to_blame}
     return verdicts

@@ -171,7 +171,7 @@ class FeedRole:
 
 
 def _proof(secret: int) -> str:
-    """Returns what shows that two processes have the same secret, without reporter it."""
+    """Returns what shows that two processes have the same secret, without revealing it."""
     return hashlib.sha256(b"kvsteer feeds" + secret.to_bytes(8, "big")).hexdigest()
 
 

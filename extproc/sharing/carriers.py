@@ -57,8 +57,8 @@ _NO_MORE = object()
 CONNECTING = "not connected yet"
 
 
-class StoreAccess(NamedTuple):
-    """How an engine is reached. ca: a PEM file, "" for the system's authorities."""
+class ValkeyAccess(NamedTuple):
+    """How a Valkey server is reached. ca: a PEM file, "" for the system's authorities."""
 
     rendezvous: Rendezvous
     channel: str
@@ -67,15 +67,15 @@ class StoreAccess(NamedTuple):
     ca: str = ""
 
 
-class StoreConnection:
-    """A connection to an engine, made again whenever it is lost.
+class ValkeyConnection:
+    """A connection to a Valkey server, made again whenever it is lost.
 
     The client library signs on. Then this class reads the bytes as they arrive: waking up a task
     for each message would cost as much as handling it.
 
     hear: receives each message of the channel, including this router's own, and returns how many
     seconds to pause before the next. opened: called when messages begin to arrive. answer_seconds:
-    after this time without a reply, the engine counts as down. connect_seconds: for the sign-on.
+    after this time without a reply, the server counts as down. connect_seconds: for the sign-on.
     fault: why nothing can be sent now, "" if messages can be sent.
 
     Raises:
@@ -84,7 +84,7 @@ class StoreConnection:
 
     def __init__(
         self,
-        access: StoreAccess,
+        access: ValkeyAccess,
         hear: Callable[[bytes], float],
         opened: Callable[[], None],
         answer_seconds: float,
@@ -243,7 +243,7 @@ class _Line(asyncio.Protocol):
             # the reader's own buffer lacks the elements of a long array that it has parsed already
             if self._unread_bytes > MAX_UNREAD_BYTES:
                 raise ConnectionError("the server sent a message that is too long")
-        except Exception as error:  # noqa: BLE001 - as in StoreConnection.run
+        except Exception as error:  # noqa: BLE001 - as in ValkeyConnection.run
             self.end(error)
 
     def _take(self, said: object) -> float:
@@ -280,7 +280,7 @@ def _transport(connection: "AbstractConnection") -> asyncio.Transport:
     return cast("asyncio.Transport", writer.transport)
 
 
-def _connection(access: StoreAccess, connect_seconds: float) -> "AbstractConnection":
+def _connection(access: ValkeyAccess, connect_seconds: float) -> "AbstractConnection":
     """Returns a connection of the client library that is not open yet."""
     from valkey.asyncio import connection
 
@@ -496,7 +496,7 @@ def transport_of(
     opened: Callable[[], None],
     answer_seconds: float,
 ) -> Transport:
-    """Returns the configured transport; the other parameters are those of `StoreConnection`.
+    """Returns the configured transport; the other parameters are those of `ValkeyConnection`.
 
     Raises:
         StartError: the client library is missing, or the file with the password cannot be read.
@@ -505,7 +505,7 @@ def transport_of(
     if rendezvous.directory:
         return Datagrams(rendezvous.directory, hear, opened)
     password = password_of(options)
-    access = StoreAccess(
+    access = ValkeyAccess(
         rendezvous, options.channel, options.username or "", password, options.ca or ""
     )
-    return StoreConnection(access, hear, opened, answer_seconds)
+    return ValkeyConnection(access, hear, opened, answer_seconds)

@@ -193,8 +193,8 @@ class Reporter:
             self.items.answer()
         is_silent = now - self._reported_at >= self._silent_seconds
         has_news = endpoints or claims or homes or self.items or self._ended or self._withdrawn
-        is_met = self._challenges or self._answers
-        if not (has_news or is_met or self._says_hello or is_silent):
+        has_challenges = self._challenges or self._answers
+        if not (has_news or has_challenges or self._says_hello or is_silent):
             return []
         workers = self._workers(endpoints, loads, now)
         over = (list(self._ended), list(self._withdrawn))

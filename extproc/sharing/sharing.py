@@ -96,36 +96,36 @@ class SignallingReporter(Reporter):
 
     def __init__(self, keys: Keys, origin: str, incarnation: int, silent_seconds: float) -> None:
         super().__init__(keys, origin, incarnation, silent_seconds)
-        self.is_urgent = asyncio.Event()
-        self.is_met = asyncio.Event()
+        self.work_came = asyncio.Event()
+        self.challenge_came = asyncio.Event()
 
     def challenge(self, tag: bytes, number: int) -> None:
         """Asks the router with this tag to send a number back, so that its messages count here."""
         super().challenge(tag, number)
-        self.is_met.set()
-        self.is_urgent.set()
+        self.challenge_came.set()
+        self.work_came.set()
 
     def answer(self, number: int) -> None:
         """Answers a challenge of another router, to which all figures and open claims are new."""
         super().answer(number)
-        self.is_met.set()
-        self.is_urgent.set()
+        self.challenge_came.set()
+        self.work_came.set()
 
     def begin(self, claims: Sequence[Claim], endpoint: str, uncached_tokens: float) -> None:
         """Notes that a request was sent to an endpoint."""
         super().begin(claims, endpoint, uncached_tokens)
         if uncached_tokens >= LEAST_UNCACHED_TOKENS:
-            self.is_urgent.set()
+            self.work_came.set()
 
     def note_turn(self, keys: Sequence[int], follows: int, endpoint: str) -> None:
         """Notes that a conversation's request was sent to an endpoint."""
         super().note_turn(keys, follows, endpoint)
-        self.is_urgent.set()
+        self.work_came.set()
 
     def note_home(self, key: int, endpoint: str) -> None:
         """Notes that what has this key belongs to an endpoint."""
         super().note_home(key, endpoint)
-        self.is_urgent.set()
+        self.work_came.set()
 
 
 def reporter_of(options: SharingSettings, host_name: str | None = None) -> SignallingReporter:
@@ -190,7 +190,7 @@ class Sharing:
         self.transport = transport_of(options, self.hear, reporter.hello, down_seconds)
         self.rows: RowsExchange | None = None
         self._known_change: asyncio.Event | None = None
-        self._places_by_key: dict[int, SharedWorker] = {}
+        self._workers_by_id: dict[int, SharedWorker] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._did_send = False
         self._ticked_at = 0.0
@@ -263,20 +263,20 @@ class Sharing:
                 await asyncio.sleep(DOWN_SECONDS)
 
     async def _pause(self) -> None:
-        """Waits for a tick; if the last one sent no message, `is_urgent` ends the wait
+        """Waits for a tick; if the last one sent no message, `work_came` ends the wait
         early.
 
-        `is_met` does so in any case: a newcomer does not wait for a slow tick.
+        `challenge_came` does so in any case: a newcomer does not wait for a slow tick.
         """
-        is_urgent, is_met = self._reporter.is_urgent, self._reporter.is_met
+        work_came, challenge_came = self._reporter.work_came, self._reporter.challenge_came
         if self._did_send:
             least = min(self._seconds, LEAST_TICK_SECONDS)
             await asyncio.sleep(least)
-            await _set_within(is_met, self._seconds - least)
+            await _set_within(challenge_came, self._seconds - least)
         else:
-            await _set_within(is_urgent, self._seconds)
-        is_urgent.clear()
-        is_met.clear()
+            await _set_within(work_came, self._seconds)
+        work_came.clear()
+        challenge_came.clear()
 
     def _report(self, now: float) -> None:
         was_here, self._ticked_at = now - self._ticked_at < self._forget_seconds / 2, now
@@ -346,11 +346,11 @@ class Sharing:
         change = self._fleet.next_change()
         if change is not self._known_change:
             self._known_change, keys = change, self._reporter.keys
-            self._places_by_key = {
+            self._workers_by_id = {
                 worker_id(keys, endpoint): SharedWorker(endpoint, self._fleet.holdings(name))
                 for name, endpoint in self._fleet.places()
             }
-        return self._places_by_key
+        return self._workers_by_id
 
 
 def _random_number() -> int:

@@ -399,15 +399,15 @@ def choose(
     log.info("model %s: tokenized by %s, cut at %d special tokens", model, encoder.name, cut_at)
     whole: Encode = plain.framed_ids
     if refused is not None:
-        encoder = picky = CheckedEncoder(encoder, refused)
-        whole = _checked(picky, plain.framed_ids)
+        encoder = checked = CheckedEncoder(encoder, refused)
+        whole = _checked(checked, plain.framed_ids)
     text_encoder = TextEncoder(encoder, cutter, max_known_bytes)
     return EncoderChoice(text_encoder, around, whole, layout, encoder)
 
 
-def _checked(picky: CheckedEncoder, encode: Encode) -> Encode:
+def _checked(checked: CheckedEncoder, encode: Encode) -> Encode:
     def check_and_encode(text: str) -> Tokens:
-        picky.check(text)
+        checked.check(text)
         return encode(text)
 
     return check_and_encode

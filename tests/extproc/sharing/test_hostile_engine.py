@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from extproc.base import address
-from extproc.sharing.carriers import MAX_UNREAD_BYTES, StoreAccess, StoreConnection
+from extproc.sharing.carriers import MAX_UNREAD_BYTES, ValkeyAccess, ValkeyConnection
 from tests.waiting import until
 
 HELLO = b"%1\r\n+proto\r\n:3\r\n"
@@ -81,7 +81,7 @@ class HostileEngine:
 
 
 @contextlib.asynccontextmanager
-async def attacked(hostile: HostileEngine) -> AsyncIterator[tuple[StoreConnection, list[object]]]:
+async def attacked(hostile: HostileEngine) -> AsyncIterator[tuple[ValkeyConnection, list[object]]]:
     """A router's connection to a hostile engine, and what it hears."""
     server = await asyncio.start_server(hostile.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -91,9 +91,9 @@ async def attacked(hostile: HostileEngine) -> AsyncIterator[tuple[StoreConnectio
         heard.append(message)
         return 0.0
 
-    access = StoreAccess(address.parse_rendezvous(f"redis://127.0.0.1:{port}"), "kvsteer")
+    access = ValkeyAccess(address.parse_rendezvous(f"redis://127.0.0.1:{port}"), "kvsteer")
     # on a busy machine the bounds must be met before the time limit is
-    engine = StoreConnection(access, hear, lambda: None, 5.0, connect_seconds=60.0)
+    engine = ValkeyConnection(access, hear, lambda: None, 5.0, connect_seconds=60.0)
     running = asyncio.create_task(engine.run())
     try:
         yield engine, heard
@@ -104,7 +104,7 @@ async def attacked(hostile: HostileEngine) -> AsyncIterator[tuple[StoreConnectio
         await until(lambda: not hostile.serving, "its connections are closed")
 
 
-def shares(hostile: HostileEngine, engine: StoreConnection) -> bool:
+def shares(hostile: HostileEngine, engine: ValkeyConnection) -> bool:
     """Lets a new connection be greeted, and returns whether what is published is confirmed."""
     hostile.greeting = iter([HELLO])
     engine.send([b"news"])
