@@ -11,9 +11,10 @@
 
 Where workers come from is decided outside (`discovery/`): a list arrives by `replace`. All state
 about one worker is in its record, so it goes with the worker; a part keeps only what is of no
-single worker. A part knows the table and the parts above it here. What concerns several parts, such
-as a worker that moved or lost its cache, passes through this object. Requests know the fleet by
-`candidates` and `upstreams`; nothing here knows a request but by its outcome.
+single worker. Parts are given the others that they need, and reach none through this object. What
+concerns several parts, such as a worker that moved or lost its cache, passes through this object.
+Requests know the fleet by `candidates` and `upstreams`; nothing here knows a request but by its
+outcome.
 """
 
 import logging

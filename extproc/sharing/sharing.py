@@ -90,8 +90,8 @@ class SharingFleet(Protocol):
 class SignallingReporter(Reporter):
     """Also signals that something should not wait for the next tick.
 
-    is_urgent: set when a request begins that has enough work to be reported. is_met: set when
-    another router is to be challenged or answered.
+    work_came: set when a request begins that has enough work to be reported. challenge_came: set
+    when another router is to be challenged or answered.
     """
 
     def __init__(self, keys: Keys, origin: str, incarnation: int, silent_seconds: float) -> None:
@@ -263,8 +263,7 @@ class Sharing:
                 await asyncio.sleep(DOWN_SECONDS)
 
     async def _pause(self) -> None:
-        """Waits for a tick; if the last one sent no message, `work_came` ends the wait
-        early.
+        """Waits for a tick; if the last one sent no message, `work_came` ends the wait early.
 
         `challenge_came` does so in any case: a newcomer does not wait for a slow tick.
         """
