@@ -151,3 +151,28 @@ async def test_removed_worker_is_not_saved(fleet: FollowedWorkers) -> None:
     assert (await anext(saved)).rank.worker == "v"
     await fleet.remove("w")
     assert [one async for one in saved] == []
+
+
+async def test_worker_removed_between_two_of_its_ranks_is_saved_no_further(
+    fleet: FollowedWorkers,
+) -> None:
+    fleet.add("w", "m", [publisher(0, 1), publisher(0, 1)])
+    await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
+    saved = fleet.rows.saved_ranks(lambda _: "")
+    first = (await anext(saved)).rank
+    assert (first.rank, first.ranks) == (0, 2)
+    await fleet.remove("w")
+    assert [one async for one in saved] == []
+
+
+async def test_worker_added_again_between_two_of_its_ranks_is_saved_no_further(
+    fleet: FollowedWorkers,
+) -> None:
+    fleet.add("w", "m", [publisher(0, 1), publisher(0, 1)])
+    await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
+    saved = fleet.rows.saved_ranks(lambda _: "")
+    await anext(saved)
+    await fleet.remove("w")
+    fleet.add("w", "m", [publisher(0, 1), publisher(0, 1)])
+    await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
+    assert [one async for one in saved] == []
