@@ -89,7 +89,8 @@ class FleetRows:
             return
         for steps in self._stores.saving(self._clock()):
             async with self._unchanged:
-                yield await self._turns.run(steps)
+                saved = await self._turns.run(steps)
+            yield saved
 
     async def copy_ranks(self, worker: str, take: TakeRank) -> bool:
         """Passes a worker's ranks to a function, each as it is between two batches.

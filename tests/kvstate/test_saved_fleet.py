@@ -12,6 +12,7 @@ from kvstate.feeds.transport import Connected
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap
 from kvstate.rows.format import SavedRows
+from kvstate.stores.stores import StoreRules
 from tests.kvstate.publishing import block, chain, payload
 from tests.memory_transport import MemoryTransport
 from tests.waiting import until
@@ -141,6 +142,17 @@ async def test_batches_wait_while_their_rank_is_saved(fleet: FollowedWorkers) ->
     await until(lambda: again.feeds.state("w") is FeedState.LIVE)
     assert again.blocks.overlaps(chain(3_000)) == {"w": Overlap(1, (2_050, 0, 0, 0))}
     await again.close()
+
+
+async def test_nothing_else_waits_while_a_saved_store_is_written() -> None:
+    fleet = FollowedWorkers(SECRET, clock=lambda: 0.0, stores=[StoreRules("s")])
+    fleet.add("w", "m", [publisher()])
+    saved = fleet.rows.saved_stores()
+    assert (await anext(saved)).store.store == "s"
+    async with asyncio.timeout(60):
+        await fleet.rows.forget_lost_stores()
+    assert [one async for one in saved] == []
+    await fleet.close()
 
 
 async def test_removed_worker_is_not_saved(fleet: FollowedWorkers) -> None:
