@@ -87,6 +87,7 @@ class Stores:
         for rules in self._rules:
             if rules.workers is None or worker in rules.workers:
                 rank.store = self._owner(rules.name, rank.model)
+                rank.gate = self.gate
                 rank.store_media = rules.media
                 self._ranks.setdefault(worker, []).append(rank)
                 return
@@ -251,5 +252,4 @@ class Stores:
         if place not in self._owners:
             owner = self._owners[place] = self._index.add_store(_holder(store, model), model)
             owner.trusted = True
-            owner.gate = self.gate
         return self._owners[place]
