@@ -62,9 +62,10 @@ class Expiry:
             for worker in self._ranks.workers():
                 async with self._unchanged:
                     await self._expire_worker(worker)
-            for store in list(self._stores.due(self._clock())):
+            for shared in list(self._stores.due(self._clock())):
+                gate = self._stores.gate(shared.store)
                 async with self._unchanged:
-                    await self._turns.run(self._stores.gate.passing(self._expiring(store)))
+                    await self._turns.run(gate.passing(self._expiring(shared.owner)))
 
     async def _expire_worker(self, worker: str) -> None:
         ranks = self._ranks.of(worker)

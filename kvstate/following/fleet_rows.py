@@ -151,7 +151,7 @@ class FleetRows:
                 yield from take(StoreBeginning(shared.store, shared.model, saved), holding)
 
             async with self._unchanged:
-                await self._turns.run(self._stores.gate.passing(steps()))
+                await self._turns.run(self._stores.gate(shared.store).passing(steps()))
 
     async def restore_stores(self, saved: Iterable[SavedStoreRows]) -> None:
         """Takes what was saved of stores, before any worker is followed."""
