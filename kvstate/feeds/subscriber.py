@@ -134,9 +134,15 @@ class Subscriber:
     async def visit(self, steps: Callable[[], Steps[None]]) -> None:
         """Does some work on the sink after all batches that came so far, and before the next.
 
-        If the feed fails or is closed meanwhile, the steps end early or never begin.
+        If the feed fails or is closed meanwhile, or the caller is cancelled, the steps end early or
+        never begin.
         """
-        await self._effects.carry_out([Visit(steps)])
+        made = steps()
+        try:
+            await self._effects.carry_out([Visit(lambda: made)])
+        except BaseException:
+            made.close()  # not later, by whoever carries out what comes next
+            raise
 
     async def save(self, steps: Callable[[], Steps[None]]) -> SavedFeed | None:
         """Visits the sink to save it; returns where the feed is then.

@@ -50,9 +50,12 @@ class Turns:
     async def run(self, steps: Steps[Result]) -> Result:
         """Does steps of no worker in slices, so that nothing waits for them; returns the result."""
         run = StepByStep(steps)
-        for pace in run:
-            if pace is Pace.WAITS or self.is_over():
-                await self.next()
+        try:
+            for pace in run:
+                if pace is Pace.WAITS or self.is_over():
+                    await self.next()
+        finally:
+            steps.close()  # now, since other work may wait for it
         return run.result
 
     def _schedule(self) -> None:

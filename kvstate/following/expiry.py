@@ -7,6 +7,7 @@ from kvstate.feeds.turns import Turns
 from kvstate.following.rank_table import RankTable
 from kvstate.index.index import Index
 from kvstate.index.owner import Owner
+from kvstate.steps import Steps
 from kvstate.stores.stores import Stores
 
 # How long a block on a doubted medium (`kvstate.overlap`) counts after it was last stored: at least
@@ -61,9 +62,10 @@ class Expiry:
             for worker in self._ranks.workers():
                 async with self._unchanged:
                     await self._expire_worker(worker)
-            for store in list(self._stores.due(self._clock())):
+            for shared in list(self._stores.due(self._clock())):
+                gate = self._stores.gate(shared.store)
                 async with self._unchanged:
-                    await self._expire_store(store)
+                    await self._turns.run(gate.passing(self._expiring(shared.owner)))
 
     async def _expire_worker(self, worker: str) -> None:
         ranks = self._ranks.of(worker)
@@ -76,6 +78,6 @@ class Expiry:
                     return  # it was removed meanwhile
                 is_done = self._index.expire(each.owner, EXPIRED_AT_ONCE)
 
-    async def _expire_store(self, store: Owner) -> None:
+    def _expiring(self, store: Owner) -> Steps[None]:
         while not self._index.expire(store, EXPIRED_AT_ONCE):
-            await self._turns.next()
+            yield

@@ -52,13 +52,18 @@ class FleetRows:
         identity: returns that of a worker's engine.
         """
         for worker in self._ranks.workers():
-            for each in self._ranks.of(worker):
+            ranks = self._ranks.of(worker)
+            for each in ranks:
                 async with self._unchanged:
-                    saved = await self._saved_rank(each, identity(worker))
-                if saved is not None:
+                    if not self._ranks.has(worker, ranks):
+                        break  # it was removed while the one before was written
+                    saved = await self._saved_rank(each, identity(worker), len(ranks))
+                if saved is not None and self._ranks.has(worker, ranks):
                     yield saved
 
-    async def _saved_rank(self, followed: FollowedRank, identity: str) -> SavedRows | None:
+    async def _saved_rank(
+        self, followed: FollowedRank, identity: str, ranks: int
+    ) -> SavedRows | None:
         owner, subscriber = followed.owner, followed.subscriber
         rows: list[bytes] = []
         made: list[SavedOwner] = []
@@ -72,7 +77,6 @@ class FleetRows:
             at = await self._relayed.save(subscriber, steps)
         if at is None or not made:  # its feed failed, or it was removed
             return None
-        ranks = len(self._ranks.of(owner.worker))
         rank = SavedRank(owner.worker, identity, owner.model, owner.rank, ranks, at, made[0])
         return SavedRows(rank, rows) if rank.is_sound else None
 
@@ -85,7 +89,8 @@ class FleetRows:
             return
         for steps in self._stores.saving(self._clock()):
             async with self._unchanged:
-                yield await self._turns.run(steps)
+                saved = await self._turns.run(steps)
+            yield saved
 
     async def copy_ranks(self, worker: str, take: TakeRank) -> bool:
         """Passes a worker's ranks to a function, each as it is between two batches.
@@ -146,7 +151,7 @@ class FleetRows:
                 yield from take(StoreBeginning(shared.store, shared.model, saved), holding)
 
             async with self._unchanged:
-                await self._turns.run(self._stores.gate.passing(steps()))
+                await self._turns.run(self._stores.gate(shared.store).passing(steps()))
 
     async def restore_stores(self, saved: Iterable[SavedStoreRows]) -> None:
         """Takes what was saved of stores, before any worker is followed."""

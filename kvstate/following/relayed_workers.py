@@ -109,6 +109,9 @@ class RelayedWorkers:
                 for each, transport in zip(ranks, transports, strict=True)
             ]
             self._ranks.put(worker, self._subscriptions.follow(owners, transports, restoring))
+            for each in ranks:
+                if isinstance(each.subscriber, RelayedRank):
+                    each.subscriber.remove()
             reading.remove(worker)
             await asyncio.sleep(0)
 

@@ -13,6 +13,7 @@ from kvstate.feeds.transport import FeedTransport, RankName
 from kvstate.following.rank_table import FollowedRank
 from kvstate.index.index import Index
 from kvstate.index.owner import Owner
+from kvstate.relay.relayed import RelayedRank
 from kvstate.relay.taps import Taps
 from kvstate.rows.format import SavedFeed, SavedRows
 from kvstate.steps import Steps
@@ -120,6 +121,9 @@ class Subscriptions:
         # at once: what is under way on one of them may keep other workers from a store
         followed = [one.subscriber for one in ranks if isinstance(one.subscriber, Subscriber)]
         await asyncio.gather(*map(_close, followed))
+        for each in ranks:
+            if isinstance(each.subscriber, RelayedRank):
+                each.subscriber.remove()
         for each in ranks:
             for _ in each.owner.forgetting():
                 await asyncio.sleep(0)  # in steps so small that nothing waits for them

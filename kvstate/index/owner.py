@@ -152,7 +152,7 @@ class Owner:
     store: the owner of the blocks that it puts into a store, which it shares with others; None if
     they count for nobody. store_media: the media of its events, in capitals, that lie in the store
     although the events do not say so. shares: whether it published any of them. gate: is passed by
-    whatever changes a store.
+    whatever changes the store; None without one.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Owner:
         self.store: Owner | None = None
         self.store_media: frozenset[str] = frozenset()
         self.shares = False
-        self.gate = StoreGate()
+        self.gate: StoreGate | None = None
         self._core = core
         self._stored = stored
         self._trusted = False
@@ -357,7 +357,7 @@ class Owner:
         if done == events and OTHER_LOCALITY not in faults:
             return self._report(faults, clears=clears, removal_lost=False)
         steps = self._applying_rest(body, outcome)
-        return (yield from (steps if self.store is None else self.store.gate.passing(steps)))
+        return (yield from (steps if self.gate is None else self.gate.passing(steps)))
 
     def _applying_rest(self, body: Body, outcome: Outcome | None) -> Steps[BatchResult]:
         """Applies what the core has left, and what is in a store, which it has left as well."""

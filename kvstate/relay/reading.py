@@ -89,7 +89,6 @@ class Reading:
         if gone is not None:
             for rank in gone.ranks:
                 self._forget_number(rank)
-                rank.remove()
             self._wish(worker, is_wanted=False)
 
     def position(self, rank: RelayedRank) -> SavedFeed | None:

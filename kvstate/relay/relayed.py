@@ -63,15 +63,17 @@ class RelayedRank:
         self._work: Steps[None] | None = None
 
     def remove(self) -> None:
-        """Ends what is under way, before its blocks and their owner are gone."""
+        """Ends what is under way, before its owner is gone, or a feed of this process has it."""
         if self._work is not None:
             self._work.close()
 
     def working(self, steps: Steps[None]) -> Steps[None]:
         """Does some work on what it holds, in steps, one piece at a time; `remove` ends it."""
         self._work = steps
-        yield from steps
-        self._work = None
+        try:
+            yield from steps
+        finally:
+            self._work = None
 
     def lose(self, reason: str) -> None:
         """Notes that nothing is passed on any more: nothing is certain until something is."""

@@ -42,7 +42,8 @@ class RelayedStores:
         if owner is None:
             return  # it is not configured here
         try:
-            yield from self._stores.gate.passing(putting(owner, beginning.saved, holding))
+            gate = self._stores.gate(beginning.store)
+            yield from gate.passing(putting(owner, beginning.saved, holding))
             self._stores.believe(beginning.store, beginning.model)
         except DamagedError as error:
             log.warning("store %s: what another process knows of it: %s", beginning.store, error)

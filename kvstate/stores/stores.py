@@ -11,6 +11,7 @@ A restarted router begins with what was saved of a store, but credits nothing of
 worker that may have changed it is proven to be the same, and what it sent meanwhile is applied.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -66,15 +67,12 @@ class SharedBlocks(NamedTuple):
 
 
 class Stores:
-    """The stores of a fleet.
-
-    index: also holds their blocks. gate: passed by whatever changes or copies them.
-    """
+    """The stores of a fleet, whose blocks the index holds as well."""
 
     def __init__(self, index: Index, rules: Sequence[StoreRules]) -> None:
         self._index = index
         self._rules = rules
-        self.gate = StoreGate()
+        self._gates = defaultdict[str, StoreGate](StoreGate)  # by store
         self._owners: dict[tuple[str, str], Owner] = {}  # by store and model
         self._ranks: dict[str, list[Owner]] = {}  # of workers, by name
         self._swept_at: dict[tuple[str, str], float] = {}  # when their ages began
@@ -87,6 +85,7 @@ class Stores:
         for rules in self._rules:
             if rules.workers is None or worker in rules.workers:
                 rank.store = self._owner(rules.name, rank.model)
+                rank.gate = self.gate(rules.name)
                 rank.store_media = rules.media
                 self._ranks.setdefault(worker, []).append(rank)
                 return
@@ -98,7 +97,11 @@ class Stores:
     def pool(self, store: str) -> Pool:
         """Returns the sink of the events that a store publishes itself."""
         self._pooled.add(store)
-        return Pool(self._index.core, lambda: self._lenders(store), self.gate)
+        return Pool(self._index.core, lambda: self._lenders(store), self.gate(store))
+
+    def gate(self, store: str) -> StoreGate:
+        """Returns what is passed by whatever changes or copies a store, of whichever model."""
+        return self._gates[store]
 
     def is_pooled(self, store: str) -> bool:
         """Returns whether a store publishes events of its own."""
@@ -157,7 +160,7 @@ class Stores:
             owners = [owner for (name, _), owner in self._owners.items() if name == rules.name]
             yield rules.name, sum([owner.blocks for owner in owners])
 
-    def due(self, now: float) -> Iterator[Owner]:
+    def due(self, now: float) -> Iterator[SharedBlocks]:
         """Yields the stores of which blocks are old enough to be forgotten; now: in seconds."""
         for rules in self._rules:
             for place, owner in self._owners.items():
@@ -165,7 +168,7 @@ class Stores:
                     continue
                 if now - self._swept_at.setdefault(place, now) >= rules.max_age_seconds:
                     self._swept_at[place] += rules.max_age_seconds
-                    yield owner
+                    yield SharedBlocks(*place, owner)
 
     def saving(self, now: float) -> Iterator[Steps[SavedStoreRows]]:
         """Yields what saves each store that can be proven later, in steps.
@@ -176,7 +179,7 @@ class Stores:
             for (name, model), owner in list(self._owners.items()):
                 is_unknown = (name, model) in self._unproven
                 if name == rules.name and name not in self._pooled and not is_unknown:
-                    yield self.gate.passing(self._saving(rules, model, owner, now))
+                    yield self.gate(name).passing(self._saving(rules, model, owner, now))
 
     def _saving(
         self, rules: StoreRules, model: str, owner: Owner, now: float
@@ -215,7 +218,8 @@ class Stores:
         place, owner = (head.store, head.model), self._owner(head.store, head.model)
         self._unproven[place] = set(head.publishers)
         self._swept_at[place] = head.swept_at
-        is_whole = yield from self.gate.passing(owner.restoring(head.owner, saved.rows))
+        restoring = owner.restoring(head.owner, saved.rows)
+        is_whole = yield from self.gate(head.store).passing(restoring)
         if not is_whole:
             del self._unproven[place]
         return is_whole
@@ -242,7 +246,7 @@ class Stores:
         """Forgets, in steps, the stores that cannot be proven any more."""
         while self._lost:
             place = next(iter(self._lost))
-            yield from self.gate.passing(self._owners[place].forgetting())
+            yield from self.gate(place[0]).passing(self._owners[place].forgetting())
             self._lost.discard(place)
             self._unproven.pop(place, None)
 
@@ -251,5 +255,4 @@ class Stores:
         if place not in self._owners:
             owner = self._owners[place] = self._index.add_store(_holder(store, model), model)
             owner.trusted = True
-            owner.gate = self.gate
         return self._owners[place]

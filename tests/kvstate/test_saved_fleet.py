@@ -12,6 +12,7 @@ from kvstate.feeds.transport import Connected
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap
 from kvstate.rows.format import SavedRows
+from kvstate.stores.stores import StoreRules
 from tests.kvstate.publishing import block, chain, payload
 from tests.memory_transport import MemoryTransport
 from tests.waiting import until
@@ -143,6 +144,17 @@ async def test_batches_wait_while_their_rank_is_saved(fleet: FollowedWorkers) ->
     await again.close()
 
 
+async def test_nothing_else_waits_while_a_saved_store_is_written() -> None:
+    fleet = FollowedWorkers(SECRET, clock=lambda: 0.0, stores=[StoreRules("s")])
+    fleet.add("w", "m", [publisher()])
+    saved = fleet.rows.saved_stores()
+    assert (await anext(saved)).store.store == "s"
+    async with asyncio.timeout(60):
+        await fleet.rows.forget_lost_stores()
+    assert [one async for one in saved] == []
+    await fleet.close()
+
+
 async def test_removed_worker_is_not_saved(fleet: FollowedWorkers) -> None:
     for name in ("v", "w"):
         fleet.add(name, "m", [publisher(*range(100))])
@@ -150,4 +162,29 @@ async def test_removed_worker_is_not_saved(fleet: FollowedWorkers) -> None:
     saved = fleet.rows.saved_ranks(lambda _: "")
     assert (await anext(saved)).rank.worker == "v"
     await fleet.remove("w")
+    assert [one async for one in saved] == []
+
+
+async def test_worker_removed_between_two_of_its_ranks_is_saved_no_further(
+    fleet: FollowedWorkers,
+) -> None:
+    fleet.add("w", "m", [publisher(0, 1), publisher(0, 1)])
+    await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
+    saved = fleet.rows.saved_ranks(lambda _: "")
+    first = (await anext(saved)).rank
+    assert (first.rank, first.ranks) == (0, 2)
+    await fleet.remove("w")
+    assert [one async for one in saved] == []
+
+
+async def test_worker_added_again_between_two_of_its_ranks_is_saved_no_further(
+    fleet: FollowedWorkers,
+) -> None:
+    fleet.add("w", "m", [publisher(0, 1), publisher(0, 1)])
+    await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
+    saved = fleet.rows.saved_ranks(lambda _: "")
+    await anext(saved)
+    await fleet.remove("w")
+    fleet.add("w", "m", [publisher(0, 1), publisher(0, 1)])
+    await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
     assert [one async for one in saved] == []

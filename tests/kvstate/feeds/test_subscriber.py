@@ -27,6 +27,7 @@ from kvstate.feeds.turns import Turns
 from kvstate.index.index import Index
 from kvstate.index.owner import BYTES_PER_BLOCK, IndexLimits
 from kvstate.overlap import Overlap
+from kvstate.steps import Steps
 from tests.event_loops import SkippingLoop, run_in
 from tests.kvstate.publishing import block, chain, payload
 from tests.memory_transport import MemoryTransport
@@ -513,6 +514,30 @@ async def test_replay_yields_the_loop_between_slices() -> None:
             seen.add(followed.owner.blocks)
             await asyncio.sleep(0)
     assert len(seen) > 25
+
+
+async def test_visit_whose_caller_is_cancelled_does_not_go_on_later() -> None:
+    done: list[str] = []
+
+    def steps() -> Steps[None]:
+        try:
+            for _ in range(1_000):
+                done.append("step")
+                yield
+        finally:
+            done.append("closed")
+
+    async with following(turns=Turns(0.0)) as followed:
+        await connected(followed)
+        visit = asyncio.create_task(followed.subscriber.visit(steps))
+        await until(lambda: done)
+        visit.cancel()
+        await asyncio.gather(visit, return_exceptions=True)
+        assert done[-1] == "closed"
+        seen = len(done)
+        followed.publish(0, block(1))
+        await until(lambda: followed.owner.blocks == 1)
+        assert len(done) == seen
 
 
 def test_errors_far_apart_are_followed_by_equal_waits(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@ import itertools
 
 from kvstate.feeds.turns import MAX_TURNS_AT_ONCE, Turns
 from kvstate.steps import Pace, Steps
+from tests.waiting import until
 
 
 async def test_slice_is_over_after_its_time() -> None:
@@ -67,6 +68,25 @@ async def test_a_slice_begins_at_once_unless_somebody_waits_for_one() -> None:
     await asyncio.sleep(0)
     assert not turns.begin()
     await waiting
+
+
+async def test_steps_of_a_cancelled_run_are_closed_at_once() -> None:
+    turns, done = Turns(0.0), list[str]()
+
+    def steps() -> Steps[None]:
+        try:
+            while True:
+                done.append("step")
+                yield
+        finally:
+            done.append("closed")
+
+    under_way = steps()
+    running = asyncio.create_task(turns.run(under_way))
+    await until(lambda: done)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert done[-1] == "closed"
 
 
 async def test_work_that_waits_for_other_work_leaves_its_slice_to_it() -> None:

@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstate.feeds.turns import Turns
+from kvstate.index.owner import Owner
 from kvstate.overlap import Prompt, Tokens
 from kvstate.relay.holdings import Holding
 from kvstate.relay.passing import StorePlace, TakeStore
 from kvstate.relay.records import StoreBeginning
+from kvstate.rows.format import SavedOwner
 from kvstate.steps import Steps
 from kvstate.stores.stores import StoreRules
 from tests.kvstate.publishing import block, chain
@@ -287,6 +289,36 @@ async def test_a_worker_that_leaves_at_any_step_ends_no_reading(socket: Path) ->
         host.follow_other(host.reader)
     await host.until_same()
     await host.end()
+
+
+@pytest.mark.usefixtures("slices_of_one_step")
+async def test_a_worker_that_is_saved_may_leave_while_its_process_takes_over(
+    socket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, steps, saving = Host(socket), list[int](), Owner.saving
+
+    def saving_slowly(owner: Owner, rows: list[bytes]) -> Steps[SavedOwner]:
+        for _ in range(10_000 if owner.worker == "v" else 0):
+            steps.append(owner.blocks)
+            yield
+        return (yield from saving(owner, rows))
+
+    monkeypatch.setattr(Owner, "saving", saving_slowly)
+    await host.start()
+    for name in WORKERS:
+        host.publish("store", name, 1)
+    await host.until_same()
+    saved = asyncio.create_task(host.reader.position())
+    await until(lambda: steps)
+    await host.leader.end()
+    assert host.reader.task is not None
+    await host.reader.task
+    taking_over = asyncio.create_task(host.reader.fleet.relayed.take_over())
+    await asyncio.sleep(0)  # it has taken over w
+    await host.reader.fleet.remove("v")
+    assert await saved == [1]
+    await taking_over
+    await host.reader.end()
 
 
 async def leave_and_return(steps: list[tuple[str, str, int]], socket: Path) -> None:

@@ -1,6 +1,7 @@
 """Stores that workers share, from recorded and made-up events."""
 
 import base64
+import itertools
 import json
 from array import array
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from kvstate.index.index import Index
 from kvstate.index.owner import BYTES_PER_BLOCK, IndexLimits, Owner
 from kvstate.overlap import Prompt, Tier
 from kvstate.rows.format import SavedStoreRows
-from kvstate.steps import finished
+from kvstate.steps import Steps, finished
 from kvstate.stores.stores import StoreRules, Stores
 from kvstate.wire.zmq_wire import MAX_BLOCKS, decoding_shared
 
@@ -247,14 +248,29 @@ def test_blocks_are_forgotten_some_time_after_they_were_stored() -> None:
     fleet.apply("a", message(stored(range(4))))
     held = []
     for now in (0.0, 50.0, 150.0, 160.0, 260.0):
-        for store in fleet.stores.due(now):
-            assert fleet.index.expire(store, 1_000_000)
+        for due in fleet.stores.due(now):
+            assert fleet.index.expire(due.owner, 1_000_000)
         held.append(sum(tokens for _, tokens, _ in fleet.stored(TOKENS)))
     assert held == [4, 4, 4, 4, 0]
     fleet.apply("b", message(stored(range(4))))
     assert fleet.stored(TOKENS) == [("t", 4, {"b"})]
     fleet.stores.close()
     assert fleet.stored(TOKENS) == []
+
+
+def test_copying_a_store_keeps_no_rank_from_another_store() -> None:
+    fleet = SharedFleet(StoreRules("s", frozenset("a")), StoreRules("t", frozenset("b")))
+
+    def copying() -> Steps[None]:
+        while True:
+            yield
+
+    under_way = fleet.stores.gate("s").passing(copying())
+    next(under_way)
+    batch = fleet.ranks["b"].applying(message(stored(range(4))))
+    for _ in itertools.islice(batch, 1_000):
+        pass
+    assert fleet.stored(TOKENS) == [("t", 4, {"b"})]
 
 
 def test_shared_events_leave_out_what_is_local_or_damaged() -> None:
@@ -394,8 +410,8 @@ def test_ages_go_on_over_a_restart() -> None:
     after.stores.note_proven("a")
     held = []
     for now in (90.0, 190.0, 205.0):  # the first age ended at 100, the second one ends at 200
-        for store in after.stores.due(now):
-            assert after.index.expire(store, 1_000_000)
+        for due in after.stores.due(now):
+            assert after.index.expire(due.owner, 1_000_000)
         held.append(sum(tokens for _, tokens, _ in after.stored(TOKENS)))
     assert held == [4, 4, 0]
 
