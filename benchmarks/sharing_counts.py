@@ -30,7 +30,7 @@ from extproc.config.sections import SharingSettings as Options
 from extproc.routing.claims.claim_table import ClaimTable
 from extproc.routing.claims.homes import Homes
 from extproc.routing.load.loads import Loads
-from extproc.sharing.carriers import StoreConnection, _Line
+from extproc.sharing.carriers import ValkeyConnection, _Line
 from extproc.sharing.messages import MAX_BYTES, decoded, is_from
 from extproc.sharing.sharing import Sharing, reporter_of
 
@@ -107,7 +107,7 @@ class Router:
         self.sharing.hearing.most_seconds = math.inf  # valgrind is slow
         self.traffic = Traffic(number, fleet, sent, reporter)
         carrier = self.sharing.transport
-        assert isinstance(carrier, StoreConnection)
+        assert isinstance(carrier, ValkeyConnection)
         self.carrier = carrier
         self.carrier._answer_seconds = math.inf  # noqa: SLF001 - it has no such setting
         self.carrier.fault = ""
