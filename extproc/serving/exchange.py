@@ -23,6 +23,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from extproc.base.headers import MODEL
+from extproc.requests.refusals import Refusal, busy, refused_body, unavailable
 from extproc.requests.request import RoutingRequest
 from extproc.routing.decision import Decision, Verdict
 from extproc.serving.classes import named_priority
@@ -32,7 +33,6 @@ from extproc.serving.proxy_message import (
     REQUEST_HEADERS,
     ProxyMessage,
 )
-from extproc.serving.refusals import Refusal, refusal_of, refused_body
 from extproc.serving.router import Routed
 from extproc.serving.shared_by_streams import SharedByStreams
 from extproc.serving.stream import Step, Stream
@@ -54,6 +54,9 @@ class Phase(StrEnum):
 # Naming a member through its class is a search, which every request would make several times.
 _WAITING, _ROUTING, _PLACED, _CLOSED = Phase.WAITING, Phase.ROUTING, Phase.PLACED, Phase.CLOSED
 _STEER = Verdict.STEER
+
+# The answers to requests that a decision refuses.
+_REFUSALS = MappingProxyType({Verdict.SHED: busy, Verdict.UNAVAILABLE: unavailable})
 
 MAY_FOLLOW: Mapping[Phase, frozenset[Phase]] = {
     Phase.WAITING: frozenset({Phase.ROUTING, Phase.CLOSED}),
@@ -182,9 +185,9 @@ class Exchange:
         self._placed = placed
         verdict = self._verdict_of(decision)
         if verdict is not _STEER:
-            refusal = refusal_of(verdict, request.head.path)
-            if refusal is not None:
-                return self._refuse(refusal)
+            refused = _REFUSALS.get(verdict)
+            if refused is not None:
+                return self._refuse(refused(request.head.path))
         if self._wants_status or self._accounts or ticket is None or self._stream.is_duplex:
             placed.await_response(accounts=self._accounts)
         answer = self._pick_answer(placed, request, is_changed=is_changed)

@@ -20,10 +20,10 @@ from extproc.config.schema import Config, Policy
 from extproc.requests import edits, grpc_request, reserved_grpc_fields
 from extproc.requests.draft import Draft, Unclear
 from extproc.requests.edits import Duties
+from extproc.requests.refusals import Refusal, crowded_out, refused_body, unread_body
 from extproc.requests.request import RoutingRequest, may_compute
 from extproc.requests.tenant_salt import Tenant
 from extproc.serving.classes import ClassStep, is_told_by_header
-from extproc.serving.refusals import Refusal, crowded_out, refused_body, unread_body
 from extproc.serving.tenants import IsolationOutcome, Separation, Tenants, TenantToSalt, unsalted
 from extproc.serving.turns import CROWDED, Turns
 

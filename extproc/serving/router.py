@@ -41,6 +41,7 @@ from extproc.observing.reason_faults import ReasonFaults
 from extproc.observing.unrecognized import UnrecognizedCollector, UnrecognizedRequests
 from extproc.requests.costly_json import is_light
 from extproc.requests.engine_paths import EnginePaths
+from extproc.requests.refusals import Refusal
 from extproc.requests.request import (
     NOT_INFERENCE,
     UNKEYED,
@@ -67,7 +68,6 @@ from extproc.serving.preparation import NOTHING_NAMED, KnownEngines, Named, Prep
 from extproc.serving.queries import (
     Queries,
 )
-from extproc.serving.refusals import Refusal
 from extproc.serving.token_watch import TokenWatch
 from extproc.serving.treatment import explain_refusal, with_treatment
 from extproc.serving.variants import by_variant

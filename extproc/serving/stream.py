@@ -57,6 +57,7 @@ from extproc.base import headers
 from extproc.base.errors import ProtocolError
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingRequest
 from extproc.requests.engine_paths import EnginePaths
+from extproc.requests.refusals import Refusal
 from extproc.requests.request import (
     NO_HEAD,
     NOT_INFERENCE,
@@ -81,7 +82,6 @@ from extproc.serving.proxy_message import (
     ProxyMessage,
     number_of,
 )
-from extproc.serving.refusals import Refusal
 from extproc.serving.stream_answers import AnswerCache, Answers, PickAnswer
 
 # Most decimal digits of a status.

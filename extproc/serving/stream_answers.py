@@ -27,7 +27,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     TrailersResponse,
 )
 from extproc.requests.added_fields import LONG_BYTES, Body, ExtendedBody
-from extproc.serving.refusals import Refusal
+from extproc.requests.refusals import Refusal
 
 # Most bytes of an echoed body in one message: with its frame, the message stays below the 64 KiB
 # that Envoy's documentation requires (BodyMutation.streamed_response).

@@ -15,6 +15,15 @@ from extproc.config.sections import REFUSE, Isolation
 from extproc.requests import grpc_request
 from extproc.requests.draft import Draft, Unclear
 from extproc.requests.named_media import names_media
+from extproc.requests.refusals import (
+    Refusal,
+    refused_body,
+    refused_media,
+    refused_response,
+    refused_tenant,
+    unread_body,
+    unsalted_api,
+)
 from extproc.requests.request import (
     NOT_INFERENCE,
     Models,
@@ -31,15 +40,6 @@ from extproc.requests.tenant_salt import (
     Tenant,
     salting_of,
     write_salt,
-)
-from extproc.serving.refusals import (
-    Refusal,
-    refused_body,
-    refused_media,
-    refused_response,
-    refused_tenant,
-    unread_body,
-    unsalted_api,
 )
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from extproc.base.engine import Engine
 from extproc.base.headers import PRIORITY
+from extproc.requests.refusals import Refusal
 from extproc.requests.request_class import RequestClass
 from extproc.routing.priorities import PRIORITY_FIELD, priority_pin
-from extproc.serving.refusals import Refusal
 from extproc.serving.tenants import IsolationOutcome
 
 _OF_TENANTS = {

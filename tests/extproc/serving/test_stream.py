@@ -14,9 +14,9 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingResponse,
 )
 from extproc.requests.engine_paths import EnginePaths
+from extproc.requests.refusals import Refusal
 from extproc.requests.request import Head, RoutingRequest
 from extproc.serving.naming_headers import NamingHeaders
-from extproc.serving.refusals import Refusal
 from extproc.serving.stream import Stream, StreamSettings, StreamState
 from extproc.serving.stream_answers import MAX_ECHO_BYTES, AnswerCache, PickAnswer
 from tests.extproc.messages import answers_of, body, head, read, trailers

@@ -10,8 +10,8 @@ from extproc.base.headers import DESTINATION, MODEL
 from extproc.http2.messages import LongMessage
 from extproc.pb.kvsteer_ext_proc_pb2 import HeaderValueOption, ProcessingMode, ProcessingResponse
 from extproc.requests.added_fields import LONG_BYTES, ExtendedBody
+from extproc.requests.refusals import Refusal
 from extproc.serving import stream_answers as say
-from extproc.serving.refusals import Refusal
 from extproc.serving.stream_answers import MAX_ECHO_BYTES, AnswerCache, PickAnswer
 from tests.oracles.http2.grpc_messages import joined
 

@@ -15,8 +15,8 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingRequest,
     ProcessingResponse,
 )
+from extproc.requests.refusals import Refusal
 from extproc.requests.request import RoutingRequest
-from extproc.serving.refusals import Refusal
 from extproc.serving.stream import Stream, StreamSettings
 from extproc.serving.stream_answers import PickAnswer
 from tests.extproc.messages import answers_of, body, head, read, response_head, trailers

@@ -1,32 +1,25 @@
 """The router's own answers: JSON over HTTP, and to a client of gRPC what such a client reads."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 
 from extproc.requests.grpc_request import PATHS
+from extproc.requests.refusals import Refusal, busy, crowded_out, refused_body, unavailable
 from extproc.requests.request import CHAT_PATH
 from extproc.requests.reserved_grpc_fields import MAX_FIELDS
-from extproc.routing.decision import Verdict
-from extproc.serving.refusals import Refusal, crowded_out, refusal_of, refused_body
 
 
-@pytest.mark.parametrize("verdict", [Verdict.STEER, Verdict.NO_OVERRIDE])
-def test_refusal_of_a_placed_request_is_none(verdict: Verdict) -> None:
-    assert refusal_of(verdict, CHAT_PATH) is None
-
-
-def test_refusal_of_a_shed_request_is_429_with_retry_after() -> None:
-    refusal = refusal_of(Verdict.SHED, CHAT_PATH)
-    assert refusal is not None
+def test_refusal_while_all_are_busy_is_429_with_retry_after() -> None:
+    refusal = busy(CHAT_PATH)
     assert refusal.status == 429
     assert dict(refusal.headers) == {"content-type": "application/json", "retry-after": "1"}
     assert json.loads(refusal.body)["error"]["type"] == "RateLimitError"
 
 
 def test_refusal_without_a_worker_is_503() -> None:
-    refusal = refusal_of(Verdict.UNAVAILABLE, CHAT_PATH)
-    assert refusal is not None
+    refusal = unavailable(CHAT_PATH)
     assert (refusal.status, json.loads(refusal.body)["error"]["code"]) == (503, 503)
 
 
@@ -41,13 +34,11 @@ def test_body_without_room_is_429() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize(("verdict", "status"), [(Verdict.SHED, "8"), (Verdict.UNAVAILABLE, "14")])
+@pytest.mark.parametrize(("refused", "status"), [(busy, "8"), (unavailable, "14")])
 def test_refusal_of_a_grpc_request_is_trailers_only(
-    path: str, verdict: Verdict, status: str
+    path: str, refused: Callable[[str], Refusal], status: str
 ) -> None:
-    refusal = refusal_of(verdict, path)
-    assert refusal is not None
-    assert trailers_only(refusal)["grpc-status"] == status
+    assert trailers_only(refused(path))["grpc-status"] == status
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -11,7 +11,6 @@ import msgspec
 
 from extproc.http2.codes import Status
 from extproc.requests import grpc_request
-from extproc.routing.decision import Verdict
 
 # When a client that was refused because all workers are busy may try again.
 RETRY_AFTER_SECONDS = 1
@@ -97,16 +96,14 @@ _NAMED_MEDIA = _Reason(
 )
 
 
-def refusal_of(verdict: Verdict, path: str) -> Refusal | None:
-    """Returns the answer for a verdict that refuses the request, None if it continues.
+def busy(path: str) -> Refusal:
+    """Returns the answer while all workers are busy. path: of the request."""
+    return _refusal(_BUSY, path)
 
-    path: of the request.
-    """
-    if verdict is Verdict.SHED:
-        return _refusal(_BUSY, path)
-    if verdict is Verdict.UNAVAILABLE:
-        return _refusal(_UNAVAILABLE, path)
-    return None
+
+def unavailable(path: str) -> Refusal:
+    """Returns the answer if no worker can take a request. path: its."""
+    return _refusal(_UNAVAILABLE, path)
 
 
 def refused_body(path: str) -> Refusal:
