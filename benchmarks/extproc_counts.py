@@ -287,7 +287,7 @@ class Bench:
             {"tiny": tokenizer},
             Metrics(workers.states),
             Random(1),
-            observer=observations,
+            features=[observations],
         )
         router.tokens._inline_seconds = math.inf  # noqa: SLF001 - the router has no such setting
         service = Service(config, router, Metrics(workers.states))

@@ -436,7 +436,7 @@ def _serve_several(path: str, config: "Config") -> int:
     from extproc.running import processes
 
     if config.recorder.file is not None:
-        from extproc.observing.recorder import share_secret
+        from extproc.features.recording.recorder import share_secret
 
         share_secret(os.environ)
 

@@ -20,7 +20,9 @@ from extproc.config.feed_kinds import KINDS
 from extproc.config.reader import parse
 from extproc.config.schema import Config
 from extproc.disaggregation.legs import WORDS
+from extproc.features.classes.class_figures import ClassFigures
 from extproc.features.fetching.store_figures import StoreCollector
+from extproc.features.recording.recorder import Recorder, RecorderCollector
 from extproc.fleet.discovery.discovery import DiscoveryCollector
 from extproc.fleet.proof.verifying import VerifiedCollector
 from extproc.observing import outcomes
@@ -28,7 +30,6 @@ from extproc.observing.deliveries import DeliveryCounts, SteeringCollector
 from extproc.observing.faults import FaultCollector, Faults
 from extproc.observing.fleet_families import ServerCollector, ServerFigures
 from extproc.observing.metrics import Metrics
-from extproc.observing.recorder import Recorder, RecorderCollector
 from extproc.observing.unrecognized import UnrecognizedCollector, UnrecognizedRequests
 from extproc.routing.steering import Steering
 from extproc.running.feed_role import FeedRoleCollector
@@ -125,6 +126,7 @@ def test_metrics_are_all_documented_with_their_type() -> None:
     metrics.registry.register(FeedRoleCollector(None))
     metrics.registry.register(VerifiedCollector(dict))
     metrics.registry.register(StoreCollector(list))
+    metrics.registry.register(ClassFigures())
     recorder = Recorder(Config().recorder, "trace.jsonl", bytes(32))
     metrics.registry.register(RecorderCollector(recorder))
     metrics.registry.register(SteeringCollector(DeliveryCounts(), {}, {}, Steering()))

@@ -3,15 +3,16 @@
 All of it is bounded, and cheap to keep.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from extproc.admin.history import Figures, History
 from extproc.admin.prefixes import RecentPrompts
 from extproc.admin.recent import RecentDecisions
-from extproc.requests.request import NO_HEAD, Head
+from extproc.features.feature import Feature
+from extproc.requests.request import RoutingRequest
 from extproc.routing.decision import Basis, Decision
-from kvstate.overlap import Prompt
+from extproc.routing.inputs.query import Query
 
 # Nobody reads more decisions per second than this. Keeping one touches memory, which evicts the
 # decisions' own data from the processor's caches.
@@ -19,7 +20,7 @@ KEPT_PER_SECOND = 50
 KEPT_AT_ONCE = 512
 
 
-class Observations:
+class Observations(Feature):
     """The last decisions and prompts, and the fleet over time.
 
     Decisions are kept up to a rate, with room for bursts; every request counts in the figures.
@@ -40,16 +41,14 @@ class Observations:
         self._burst_seconds = (kept_at_once - 0.5) / KEPT_PER_SECOND
         self._used_until = self._kept_at = 0.0
 
-    def note_decision(
-        self, decision: Decision, prompts: Sequence[Prompt], head: Head = NO_HEAD
-    ) -> None:
-        """Records a request that was routed; head: the request's own."""
+    def begin(self, request: RoutingRequest, query: Query, decision: Decision, now: float) -> None:
+        """Records a request that was routed."""
         clock = self._clock
         at = clock()
         is_kept = self._may_keep(at)
         if is_kept:
-            self.recent.add(decision, at, head)
-            for prompt in prompts:
+            self.recent.add(decision, at, request.head)
+            for prompt in query.prompts:
                 self.prompts.add(prompt)
         basis, worker = decision.basis, decision.worker
         if basis.prompt_tokens and worker and decision.is_steered:
@@ -61,9 +60,6 @@ class Observations:
             if is_kept:  # this reads every worker, so it is not done for each of very many requests
                 routed.compared_tokens += basis.prompt_tokens
                 routed.average_tokens += mean_held_tokens(basis)
-
-    def note_drop(self, decision: Decision) -> None:
-        """Does nothing: the decision is shown as it was made."""
 
     def note_server(self, decision: Decision, endpoint: str) -> None:
         """Records which endpoint answered a request."""

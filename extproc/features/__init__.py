@@ -1,1 +1,1 @@
-"""Optional parts of routing, each in a folder of its own; `serving.enabled_features` lists them."""
+"""Optional parts of routing, a folder each; `extproc.serving.enabled_features` lists them."""

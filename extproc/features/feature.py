@@ -1,50 +1,102 @@
 """A feature: an optional part of routing, as one object with a few hooks.
 
-The router asks each enabled feature at these points of a request's way, in the order of
-`extproc.serving.enabled_features`:
+Each enabled feature is asked at these points of a request's way, in the order in which
+`extproc.serving.enabled_features` lists them:
 
-    hook          when                                   what it may do
-    terms         before the decision                    add summands to the cost of workers
-    dress         after it                               change the decision
-    begin         before a steered request is booked     note what begins with it
-    note_outcome  after it, if responses are accounted   learn from what the engine reported
-    collectors    once, at the start                     show metrics
+    hook         when                                     what it may do
+    headers      once, at the start                       name the trusted headers that it reads
+    describe     before the request is read               say what these headers say of it
+    terms        before the decision                      add summands to the cost of workers
+    dress        after it                                 change the decision
+    begin        before a model's call is booked          note what begins with it
+    note_placed  after that, whatever was decided         count it
+    write        as the proxy is answered                 add headers, change the body, or refuse
+    note_server  once the proxy says who answered         note who
+    note_end     at the end of a decided request          learn from what the engine reported
+    collectors   once, at the start                       show metrics
 
-A feature that is off is not in the list, and costs nothing. The decision knows terms, charges and
-fetches (`extproc.routing.cost`), and imports no feature. An error in a hook is logged: before the
-decision, the request is routed by load; after it, the hook is left out.
+A feature that is off is not in the list, and each point asks only the features that have its hook
+(`extproc.features.hooks`), so what is off costs nothing. The decision knows terms, charges and
+fetches (`extproc.routing.cost`), and imports no feature. An error in a hook is logged: in `terms`
+and `dress`, the request is routed by load; in others, the hook is left out; in `write`, the stream
+ends, and the proxy does what its failure mode says.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from prometheus_client.registry import Collector
 
 from extproc.observing.outcomes import Outcome
+from extproc.requests.added_fields import Body
+from extproc.requests.refusals import Refusal
 from extproc.requests.request import RoutingRequest
+from extproc.requests.trusted_headers import TrustedHeaders
 from extproc.routing.cost.term import Term
 from extproc.routing.decision import Decision
 from extproc.routing.inputs.query import Query
 from extproc.routing.inputs.snapshot import Snapshot
 
 
+class Written(NamedTuple):
+    """What a feature writes into a request: headers to set, and a body in the place of the last.
+
+    body: None if it stays as it is.
+    """
+
+    headers: Sequence[tuple[str, str]] = ()
+    body: Body | None = None
+
+
+NOTHING_WRITTEN = Written()
+
+
 class Feature:
-    """The hooks, none of which does anything; times are seconds of the loads' clock."""
+    """The hooks, none of which does anything; times are seconds of the loads' clock.
+
+    headers: the names of the trusted headers that it reads, in lower case.
+    """
+
+    headers: Sequence[str] = ()
+
+    def describe(self, request: RoutingRequest, named: TrustedHeaders) -> RoutingRequest:
+        """Returns a request with what the trusted headers say of it; without side effects."""
+        return request
 
     def terms(
         self, request: RoutingRequest, query: Query, snapshot: Snapshot, now: float
     ) -> Sequence[Term]:
-        """Returns what is added to the costs of workers for a request."""
+        """Returns what is added to the costs of workers for a request; without side effects."""
         return ()
 
     def dress(self, decision: Decision) -> Decision:
-        """Returns a decision as it is to be carried out."""
+        """Returns a decision as it is to be carried out; without side effects."""
         return decision
 
-    def begin(self, decision: Decision, query: Query, now: float) -> None:
-        """Notes that a steered request is about to be booked where it was decided."""
+    def begin(self, request: RoutingRequest, query: Query, decision: Decision, now: float) -> None:
+        """Notes that a call of a model is about to be booked where it was decided, if anywhere."""
 
-    def note_outcome(self, outcome: Outcome, now: float) -> None:
-        """Notes what the engine reported of a request."""
+    def note_placed(self, decision: Decision, *, is_booked: bool) -> None:
+        """Notes that a request was decided. is_booked: whether it is a worker's load now."""
+
+    def write(self, decision: Decision, path: str, body: Body | None) -> Written | Refusal:
+        """Returns what is written into a request that goes where it was decided, or its refusal.
+
+        body: as it is so far; None if it must not be changed.
+        """
+        return NOTHING_WRITTEN
+
+    def note_server(self, decision: Decision, endpoint: str) -> None:
+        """Notes which endpoint answered a request."""
+
+    def note_end(
+        self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_placed: bool
+    ) -> None:
+        """Notes that a request that was decided is over.
+
+        outcome: of its response, None if that is not known. is_booked: whether it was a worker's
+        load. is_placed: whether the proxy got its answers; if not, it was refused, or failed.
+        """
 
     def collectors(self) -> Iterable[Collector]:
         """Returns what shows its metrics."""

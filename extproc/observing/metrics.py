@@ -18,7 +18,6 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from extproc.observing.buckets import TracedValue
-from extproc.observing.class_figures import ClassFigures
 from extproc.observing.decisions import DecisionCollector, DecisionCounts, Timeline
 from extproc.observing.fleet_families import Shown, fleet_families
 from extproc.observing.media_counts import shares_of, shown
@@ -161,8 +160,6 @@ class Metrics(Collector):
             ["reason"],
             registry=self.registry,
         )
-        self.classes = ClassFigures()
-        self.registry.register(self.classes)
         self.isolated = Counter(
             "kvsteer_isolated_requests",
             "Requests of tenants that are kept apart, by what became of them",

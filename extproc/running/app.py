@@ -51,7 +51,10 @@ from extproc.config.feature_doubts import routers_apart
 from extproc.config.rules import unseen_causes
 from extproc.config.schema import Config, RemoteTokenizerSettings
 from extproc.config.sections import session_headers
+from extproc.features.feature import Feature
 from extproc.features.fetching.stores import store_rules
+from extproc.features.recording.recorder import Recorder, drawn_secret
+from extproc.features.recording.recording import Recording
 from extproc.fleet.discovery.discovery import Discovery, DiscoveryCollector
 from extproc.fleet.discovery.sources import sources_of
 from extproc.fleet.discovery.view import listed
@@ -66,7 +69,6 @@ from extproc.media.memory import MediaMemory
 from extproc.observing.faults import FaultCollector, Faults
 from extproc.observing.fleet_families import ServerCollector
 from extproc.observing.metrics import Metrics
-from extproc.observing.recorder import Recorder, RecorderCollector, drawn_secret
 from extproc.observing.telemetry import telemetry
 from extproc.observing.unasked import UnaskedRouter
 from extproc.routing.steering import Steering
@@ -87,7 +89,6 @@ from extproc.running.state_file import StateCollector, StateFile, read
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
 from extproc.serving.lean_server import LeanServer
-from extproc.serving.observers import Observers
 from extproc.serving.router import Router
 from extproc.sharing.rows import RowsExchange
 from extproc.sharing.sharing import Sharing, SharingCollector, SignallingReporter, reporter_of
@@ -233,7 +234,7 @@ async def running(
             metrics,
             random.Random(),
             traces=traces,
-            observer=observations if recorder is None else Observers(observations, recorder),
+            features=[observations, *_recording(config, recorder)],
         )
         restored, file = _state(
             config,
@@ -490,6 +491,12 @@ def _recorder(config: Config) -> Recorder | None:
     return Recorder(options, options.file, drawn_secret(os.environ))
 
 
+def _recording(config: Config, recorder: Recorder | None) -> Iterator[Feature]:
+    """Yields the feature that records requests, if they are recorded."""
+    if recorder is not None:
+        yield Recording(recorder, config.recorder, are_salted=config.isolation is not None)
+
+
 def _sharing(
     config: Config, reporter: SignallingReporter | None, workers: Workers, router: Router
 ) -> Sharing | None:
@@ -523,8 +530,6 @@ def _show(made: RunningRouter) -> None:
         VerifiedCollector(made.workers.engines.verifying.of_models),
         FeedRoleCollector(made.feed_role),
     ]
-    if made.recorder is not None:
-        collectors.append(RecorderCollector(made.recorder))
     for collector in collectors:
         metrics.registry.register(collector)
 
@@ -688,7 +693,7 @@ def _endpoint_file_parts(made: RunningRouter) -> Iterator[Part]:
 
 def _server_part(made: RunningRouter) -> Part:
     """Returns the server of ext_proc."""
-    service = Service(made.config, made.router, made.metrics, recorder=made.recorder)
+    service = Service(made.config, made.router, made.metrics)
     inherited = made.inherited.get("extproc", ())
     server = LeanServer(
         service, made.readiness, certificates=made.certificates, inherited=inherited

@@ -3,16 +3,18 @@
 from collections.abc import Callable, Sequence
 
 from extproc.config.schema import Config
+from extproc.features.classes.classes import classes
 from extproc.features.feature import Feature
 from extproc.features.fetching.fetching import fetching
-from extproc.fleet.workers import Workers
-from extproc.routing.load.loads import Loads
+from extproc.features.legs.legs import legs
+from extproc.features.router_parts import RouterParts
 
-# Each makes its feature, or None if the configuration leaves it off.
-FEATURES: Sequence[Callable[[Config, Workers, Loads], Feature | None]] = (fetching,)
+# Each makes its feature, or None if the configuration leaves it off. What writes into a body comes
+# before `legs`, which writes the fields of transfers at its end.
+FEATURES: Sequence[Callable[[Config, RouterParts], Feature | None]] = (classes, fetching, legs)
 
 
-def enabled(config: Config, workers: Workers, loads: Loads) -> Sequence[Feature]:
+def enabled(config: Config, parts: RouterParts) -> Sequence[Feature]:
     """Returns the features that a configuration enables, in the order in which they are asked."""
-    made = [make(config, workers, loads) for make in FEATURES]
+    made = [make(config, parts) for make in FEATURES]
     return [feature for feature in made if feature is not None]

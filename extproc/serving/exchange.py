@@ -23,10 +23,11 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from extproc.base.headers import MODEL
-from extproc.requests.refusals import Refusal, busy, refused_body, unavailable
+from extproc.features.hooks import tell
+from extproc.requests.added_fields import Body
+from extproc.requests.refusals import Refusal, busy, unavailable
 from extproc.requests.request import RoutingRequest
 from extproc.routing.decision import Decision, Verdict
-from extproc.serving.classes import named_priority
 from extproc.serving.named_rank import named_rank
 from extproc.serving.placed_request import PlacedRequest
 from extproc.serving.proxy_message import (
@@ -173,11 +174,8 @@ class Exchange:
     ) -> Answers:
         """Returns the answers that carry a decision. is_changed: whether its body has been."""
         decision, ticket = routed
-        if decision.of_class is not None:
-            name, verdict = decision.of_class.name, decision.verdict
-            self._service.metrics.classes.begin(name, verdict.value, is_booked=ticket is not None)
-            if verdict is Verdict.SHED:
-                self._service.metrics.note_shed(name)
+        if self._service.hooks.note_placed:
+            tell(self._service.hooks.note_placed, decision, is_booked=ticket is not None)
         placed = PlacedRequest(self._service, self._stream, decision, ticket, self._began_at)
         if self.phase is _CLOSED:
             placed.settle(is_placed=False)
@@ -191,8 +189,10 @@ class Exchange:
         if self._wants_status or self._accounts or ticket is None or self._stream.is_duplex:
             placed.await_response(accounts=self._accounts)
         answer = self._pick_answer(placed, request, is_changed=is_changed)
-        if answer is None:
-            return self._refuse(refused_body(request.head.path))
+        if isinstance(answer, Refusal):
+            if ticket is not None:
+                self._service.router.note_answer_elsewhere(ticket, "", "")
+            return self._refuse(answer)
         answers = self._stream.place(answer)
         self._enter(_PLACED)
         return answers
@@ -206,8 +206,8 @@ class Exchange:
 
     def _pick_answer(
         self, placed: PlacedRequest, request: RoutingRequest, *, is_changed: bool
-    ) -> PickAnswer | None:
-        """Returns the answer that names the pick of a request; None to refuse it.
+    ) -> PickAnswer | Refusal:
+        """Returns the answer that names the pick of a request, or refuses it.
 
         Here, and nowhere else, the headers of `extproc.config.owned_headers` get their values.
         """
@@ -222,24 +222,15 @@ class Exchange:
         values: HeaderValues = ()
         if service.names_model and decision.model:
             values = ((MODEL, decision.model),)
-        header, pinned = named_rank(rank, body)
-        if header is not None:
-            values = (*values, header)
-        new_body = pinned or (body if is_changed else None)
-        if decision.of_class is not None:
-            engine = service.router.engine(decision.worker)
-            path, so_far = request.head.path, new_body or body
-            priority, with_priority = named_priority(decision.of_class, engine, path, so_far)
-            if priority is not None:
-                values = (*values, priority)
-            new_body = with_priority or new_body
-        if service.legs is not None:
-            legs = service.legs.announce(decision, request.head.path, new_body or body)
-            if legs is None:
-                return None
-            said, changed = legs
-            values = (*values, *said)
-            new_body = changed or new_body
+        new_body: Body | None = body if is_changed else None
+        if rank is not None:
+            headers, pinned = named_rank(rank, body)
+            values, new_body = (*values, *headers), pinned or new_body
+        for write in service.hooks.write:
+            written = write(decision, request.head.path, new_body or body)
+            if isinstance(written, Refusal):
+                return written
+            values, new_body = (*values, *written.headers), written.body or new_body
         return PickAnswer(destination, values, new_body)
 
 

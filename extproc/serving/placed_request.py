@@ -9,6 +9,7 @@ import logging
 
 import msgspec
 
+from extproc.features.hooks import tell
 from extproc.observing.outcomes import Account
 from extproc.observing.usage import UsageScanner
 from extproc.requests.request import NOT_INFERENCE
@@ -130,15 +131,9 @@ class PlacedRequest(msgspec.Struct, eq=False):
             outcome = self.account.outcome()
             service.metrics.observe_outcome(outcome)
             service.router.note_usage(outcome)
-        if decision.of_class is not None:
-            seconds = None if outcome is None else outcome.ttft_seconds
-            name, is_booked = decision.of_class.name, self.ticket is not None
-            service.metrics.classes.end(name, seconds, is_booked=is_booked)
-        if service.recorder is not None:
-            if is_placed:
-                service.recorder.end(decision, outcome)
-            else:
-                service.recorder.note_drop(decision)
+        ended, is_booked = service.hooks.note_end, self.ticket is not None
+        if ended:
+            tell(ended, decision, outcome, is_booked=is_booked, is_placed=is_placed)
 
     @property
     def _sees_every_response(self) -> bool:

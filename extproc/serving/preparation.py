@@ -17,19 +17,16 @@ from extproc.base.headers import FORWARDED
 from extproc.base.secret_file import secret_in
 from extproc.config.policies import header_keys
 from extproc.config.schema import Config, Policy
+from extproc.features.classes.classes import is_told_by_header
+from extproc.features.hooks import Hooks
 from extproc.requests import edits, grpc_request, reserved_grpc_fields
 from extproc.requests.draft import Draft, Unclear
 from extproc.requests.edits import Duties
 from extproc.requests.refusals import Refusal, crowded_out, refused_body, unread_body
 from extproc.requests.request import RoutingRequest, may_compute
-from extproc.requests.tenant_salt import Tenant
-from extproc.serving.classes import ClassStep, is_told_by_header
+from extproc.requests.trusted_headers import TrustedHeaders
 from extproc.serving.tenants import IsolationOutcome, Separation, Tenants, TenantToSalt, unsalted
 from extproc.serving.turns import CROWDED, Turns
-
-# All values of the trusted headers, by their names in lower case.
-Named = Mapping[str, Sequence[bytes]]
-NOTHING_NAMED: Named = {}
 
 # A body of this size is edited within a millisecond, whatever it holds.
 INLINE_BYTES = 131_072
@@ -69,31 +66,28 @@ class Preparation:
     reads_bodies: whether there is one that needs the bodies.
     """
 
-    def __init__(self, config: Config, fleet: KnownEngines) -> None:
+    def __init__(self, config: Config, fleet: KnownEngines, hooks: Hooks) -> None:
         """Reads the secret of the tenants' salts, if they are kept apart.
 
         Raises:
             StartError: the file with the secret cannot be read.
         """
-        classes = config.policy.classes
-        self._classes = None if classes is None else ClassStep(classes)
+        self._hooks = hooks
+        self._has_classes = config.policy.classes is not None
         self._tenants = _tenants(config, fleet.engines_of)
         self._fleet = fleet
         self._transfers = _takes_transfers(config)
-        self._recorded = _recorded_header(config)
         self._policy_headers = _policy_headers(config.policy)
         self._hops = config.envoy.trusted_hops
         self._turns = Turns()
-        steps = (self._tenants, self._classes)
-        self.headers = [one.header for one in steps if one is not None]
-        self.headers += [self._recorded] if self._recorded else []
-        self.headers += self._policy_headers.values()
+        self.headers = [] if self._tenants is None else [self._tenants.header]
+        self.headers += [*hooks.headers, *self._policy_headers.values()]
         self.reads_bodies = config.edits_bodies
-        self.is_needed = self.reads_bodies or bool(self._recorded or self._policy_headers)
+        self.is_needed = self.reads_bodies or bool(hooks.headers or self._policy_headers)
         if self.reads_bodies and self._tenants is None:
             self.headers.append(FORWARDED)
 
-    async def prepare(self, request: RoutingRequest, named: Named) -> PreparedRequest:
+    async def prepare(self, request: RoutingRequest, named: TrustedHeaders) -> PreparedRequest:
         """Returns what becomes of a request.
 
         It yields None before it waits, as `Router.route` does.
@@ -127,14 +121,10 @@ class Preparation:
         except UnclearError:
             return PreparedRequest(crowded_out(request.head.path), None, CROWDED)
 
-    def _described(self, request: RoutingRequest, named: Named) -> RoutingRequest:
-        """Returns a request with its class, a tenant that is recorded, and what policies read."""
-        if self._classes is not None:
-            request = self._classes.classify(request, named.get(self._classes.header, ()))
-        if self._recorded:
-            values = {*named.get(self._recorded, ())}
-            name = values.pop() if len(values) == 1 else b""
-            request = msgspec.structs.replace(request, tenant=Tenant(name))
+    def _described(self, request: RoutingRequest, named: TrustedHeaders) -> RoutingRequest:
+        """Returns a request with what features say of it, and what policies read."""
+        for describe in self._hooks.describe:
+            request = describe(request, named)
         if self._policy_headers:
             names = self._policy_headers.items()
             read = {key: b",".join(named.get(name, ())) for key, name in names}
@@ -146,11 +136,11 @@ class Preparation:
         if request.wants_endpoint:
             return Duties()
         computes = may_compute(request.head.method, request.head.path)
-        classes = self._classes is not None and computes
+        classes = self._has_classes and computes
         is_read = request.body is not None or computes
         return Duties(whose is not None, classes, self._transfers and is_read)
 
-    def _client(self, named: Named) -> bytes:
+    def _client(self, named: TrustedHeaders) -> bytes:
         """Returns who has to wait behind whom: the tenant, or the address that the proxy saw."""
         if self._tenants is not None:
             return b",".join(named.get(self._tenants.header, ()))
@@ -225,14 +215,6 @@ def _takes_transfers(config: Config) -> bool:
     """Returns whether clients may not say from where blocks come: so a tenant reaches others'."""
     rules = config.disaggregation
     return rules.mode is not None or rules.changes_bodies or config.isolation is not None
-
-
-def _recorded_header(config: Config) -> str:
-    """Returns the header that names the tenants of a recording, "" if none does."""
-    rules = config.recorder
-    if rules.file is None or rules.tenant_header is None or config.isolation is not None:
-        return ""
-    return rules.tenant_header.lower()
 
 
 def _policy_headers(rules: Policy) -> Mapping[str, str]:

@@ -14,6 +14,7 @@ One router serves all streams, on one event loop. It knows nothing of Envoy's me
 step, the request goes on: by load, or as the proxy chooses.
 """
 
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,8 @@ from extproc.config.schema import Config
 from extproc.config.sections import KNOWN
 from extproc.disaggregation.disaggregator import Disaggregator
 from extproc.features.feature import Feature
+from extproc.features.hooks import NO_HOOKS, Hooks, tell
+from extproc.features.router_parts import RouterParts
 from extproc.fleet.workers import Workers
 from extproc.media.knowledge import MediaKnowledge
 from extproc.observing.decisions import Timeline, Traces
@@ -51,6 +54,7 @@ from extproc.requests.request import (
     why_unkeyed,
 )
 from extproc.requests.tenant_salt import name_apart
+from extproc.requests.trusted_headers import NO_TRUSTED_HEADERS, TrustedHeaders
 from extproc.routing.candidates.ranks import Ranks
 from extproc.routing.cost.term import Term
 from extproc.routing.decision import OVER_LIMIT, Decision
@@ -63,8 +67,7 @@ from extproc.routing.load.endpoint_load import Ticket
 from extproc.routing.steering import Steering, beginning_of, hash_of
 from extproc.serving.delivery import DeliveryWatch
 from extproc.serving.enabled_features import enabled
-from extproc.serving.observers import Observer
-from extproc.serving.preparation import NOTHING_NAMED, KnownEngines, Named, Preparation
+from extproc.serving.preparation import KnownEngines, Preparation
 from extproc.serving.queries import (
     Queries,
 )
@@ -95,8 +98,8 @@ class Router:
     """Decides where requests go, and accounts for those in flight.
 
     tokenizers: by model; requests for other models are routed by load, unless they have token ids.
-    traces: records the decisions' spans; None if requests are not traced. observer: gets the
-    decisions, and which endpoint answered.
+    traces: records the decisions' spans; None if requests are not traced. features: those that the
+    caller adds to the ones that the configuration enables. hooks: of all of them.
     steering: the percentage of steered requests. unsteered: requests that were not, by model.
     deliveries: whether steered requests reached their workers. delivery: notes it. watched: the
     requests under way that may show whether tokens match. preparation: what requests go through
@@ -115,14 +118,11 @@ class Router:
         metrics: Metrics,
         rng: Random,
         traces: Traces | None = None,
-        observer: Observer | None = None,
+        features: Sequence[Feature] = (),
     ) -> None:
         self._config = config
         self._models = Models(config.models)
         self._workers = workers
-        self.preparation = Preparation(
-            config, KnownEngines(workers.candidates.engines_of, workers.candidates.engines)
-        )
         self.tokens = PromptTokens(tokenizers, config.extproc.deadline_ms / 1000)
         names_sessions = config.policy.session_header == KNOWN
         index, reporter = workers.followed.index, workers.reporter
@@ -150,13 +150,15 @@ class Router:
         self._decisions = DecisionLog(config.log.decisions_percent, rng.random, candidates.state)
         self.ledger = Ledger(config, rng.getrandbits(64), candidates, reporter)
         self._disaggregator = Disaggregator(config, self.ledger, workers.upstreams)
-        self._features = enabled(config, workers, self.ledger.loads)
-        for feature in self._features:
-            for collector in feature.collectors():
-                metrics.registry.register(collector)
+        parts = RouterParts(workers, self.ledger.loads, metrics)
+        made = [*enabled(config, parts), *features]
+        for collector in itertools.chain.from_iterable(one.collectors() for one in made):
+            metrics.registry.register(collector)
+        self.hooks = Hooks(made)
+        engines = KnownEngines(candidates.engines_of, candidates.engines)
+        self.preparation = Preparation(config, engines, self.hooks)
         self._learns = config.policy.learn
         self.watched = TokenWatch(workers.proofs, compares=config.accounting.responses == "usage")
-        self._observer = observer
         self.steering = Steering(config.steering.percent, config.steering.header)
         self.unsteered: Counter[str | None] = Counter()
         self.deliveries = deliveries = DeliveryCounts()
@@ -198,14 +200,13 @@ class Router:
         if log.isEnabledFor(logging.DEBUG):
             self._tell(decision, timeline, request.head)
         self._decisions.tell(decision, request.head, timeline.trace.trace_id)
-        if self._observer is not None:
-            self._show(self._observer, decision, query, request.head)
+        if self.hooks.begin:
+            tell(self.hooks.begin, request, query, decision, now)
         # last: a failure before it must leave no load behind that nobody releases
         try:
             return decision, self._book(decision, query, now)
         except BaseException:
-            if self._observer is not None:
-                self._observer.note_drop(decision)
+            tell(self.hooks.note_end, decision, None, is_booked=False, is_placed=False)
             raise
 
     def _book(self, decision: Decision, query: Query, now: float) -> Ticket | None:
@@ -217,8 +218,6 @@ class Router:
             ticket = self.ledger.note(decision, now)
         else:
             step = self.ledger if decision.split is None else self._disaggregator
-            if decision.pick and self._features:
-                self._begin_features(decision, query, now)
             ticket = step.book(decision, now, self._announced_prompt(decision, query))
         if ticket is None:
             return None
@@ -227,14 +226,6 @@ class Router:
         except Exception as error:  # noqa: BLE001 - it is booked: its ticket must be released
             log_fault(log, "watching a request failed with %s", error)
         return ticket
-
-    def _begin_features(self, decision: Decision, query: Query, now: float) -> None:
-        """Tells features that a request begins; the errors of one affect nothing else."""
-        for feature in self._features:
-            try:
-                feature.begin(decision, query, now)
-            except Exception as error:  # noqa: BLE001 - as in _decide
-                log_fault(log, "a feature failed with %s", error)
 
     def _watch(self, decision: Decision, query: Query, ticket: Ticket, now: float) -> None:
         """Counts what a booked request saves, and has it watched if one worker computes it whole.
@@ -260,7 +251,7 @@ class Router:
         ticket.media = media.prompt
 
     async def explain(
-        self, head: Head, body: bytes, named: Named = NOTHING_NAMED
+        self, head: Head, body: bytes, named: TrustedHeaders = NO_TRUSTED_HEADERS
     ) -> dict[str, Any]:
         """Returns the answer of POST /explain: the decision for a request, without side effects.
 
@@ -306,8 +297,7 @@ class Router:
 
     def note_server(self, decision: Decision, ticket: Ticket, endpoint: str) -> None:
         """Notes which endpoint answered a request, according to its response."""
-        if self._observer is not None:
-            self._observer.note_server(decision, endpoint)
+        tell(self.hooks.note_server, decision, endpoint)
         if not decision.is_steered:
             self.note_worker(decision, ticket, endpoint)
             return
@@ -408,9 +398,7 @@ class Router:
         return self.ledger.loads.in_flight(endpoint)
 
     def note_usage(self, outcome: Outcome) -> None:
-        """Notes what an engine reports of a request, for its media and for features."""
-        if self._features:
-            self._note_outcome(outcome, self._monotonic())
+        """Notes what an engine reports of a request, for its media."""
         media, reported = outcome.media, outcome.reported
         if media is None or not outcome.is_whole or outcome.status not in (None, HTTP_OK):
             return
@@ -421,14 +409,6 @@ class Router:
             self.media.learning.count(media.prompt, whole)
         kinds = [one.kind for one in items]
         self.media.note_usage(outcome.model, kinds, reported.media_tokens, others)
-
-    def _note_outcome(self, outcome: Outcome, now: float) -> None:
-        """Tells features of an outcome; the errors of one affect nothing else."""
-        for feature in self._features:
-            try:
-                feature.note_outcome(outcome, now)
-            except Exception as error:  # noqa: BLE001 - as in _decide
-                log_fault(log, "a feature failed with %s", error)
 
     def close(self) -> None:
         """Stops the tokenizer threads."""
@@ -462,17 +442,17 @@ class Router:
         """Decides where a request goes; returns the query by which that was decided, too."""
         decided = partial(self._decide_by, request, timeline, is_steered=is_steered)
         try:
-            return decided(query, self._features), query
+            return decided(query, self.hooks), query
         except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
             query = self._queries.broken(error)
-            return decided(query, ()), query
+            return decided(query, NO_HOOKS), query
 
     def _decide_by(
         self,
         request: RoutingRequest,
         timeline: Timeline,
         query: Query,
-        features: Sequence[Feature],
+        hooks: Hooks,
         *,
         is_steered: bool,
     ) -> Decision:
@@ -496,12 +476,12 @@ class Router:
             may_split=is_steered and (not legs.changes_bodies or legs.may_split(request)),
         )
         terms: Sequence[Term] = ()
-        if features:
-            terms = [term for one in features for term in one.terms(request, query, snapshot, now)]
+        if hooks.terms:
+            terms = [one for ask in hooks.terms for one in ask(request, query, snapshot, now)]
         has_roles = self._candidates.has_roles
         decision = legs.decide(request, query, snapshot, now, self._rng, terms, has_roles=has_roles)
-        for feature in features:
-            decision = feature.dress(decision)
+        for dress in hooks.dress:
+            decision = dress(decision)
         return decision if is_steered else msgspec.structs.replace(decision, is_steered=False)
 
     def _overlaps(self, query: Query) -> tuple[Sequence[Mapping[str, Overlap]], State]:
@@ -542,13 +522,6 @@ class Router:
         # nothing is announced if all its blocks are held already, or there are none
         is_held = overlap.held_tokens >= usable_tokens(prompt.tokens, overlap.block_size)
         return None if is_held else prompt
-
-    def _show(self, observer: Observer, decision: Decision, query: Query, head: Head) -> None:
-        """Shows a decision to the observer, whose errors do not affect the request."""
-        try:
-            observer.note_decision(decision, query.prompts, head)
-        except Exception as error:  # noqa: BLE001 - as in _decide
-            log_fault(log, "an observer failed with %s", error)
 
     def _tell(self, decision: Decision, timeline: Timeline, head: Head) -> None:
         log.debug(

@@ -8,10 +8,8 @@ from extproc._core import Budget
 from extproc.config.owned_headers import owned_headers
 from extproc.config.schema import Config
 from extproc.config.sections import session_headers
-from extproc.disaggregation.announcement import Announcer
 from extproc.http2.limits import MIB
 from extproc.observing.metrics import Metrics
-from extproc.observing.recorder import Recorder
 from extproc.routing.policy_choice import endpoints_named
 from extproc.serving.naming_headers import NamingHeaders
 from extproc.serving.proxy_decoder import ProxyDecoder
@@ -29,7 +27,7 @@ class SharedByStreams:
     monotonic: a clock in seconds, for the times of responses. is_traced: whether requests are
     traced. looks_at_headers: whether requests' headers say more than a stream reads. accounts:
     whether responses are accounted for. reads_usage: whether their reported tokens are, too.
-    recorder: notified when a request has ended. decoder: of the proxy's messages.
+    hooks: of enabled features. decoder: of the proxy's messages.
     names_model: whether the proxy is told the model.
     endpoints, duplex_endpoints: how many of a pick a proxy is told at most, in dialects A and B.
     """
@@ -40,19 +38,15 @@ class SharedByStreams:
         router: Router,
         metrics: Metrics,
         monotonic: Callable[[], float] = time.monotonic,
-        recorder: Recorder | None = None,
     ) -> None:
         self.config = config
-        self.recorder = recorder
         self.router = router
+        self.hooks = router.hooks
         self.metrics = metrics
         self.monotonic = monotonic
         self.is_traced = router.is_traced
         self.accounts = config.accounting.responses != "none"
         self.reads_usage = config.accounting.responses == "usage"
-        rules = config.disaggregation
-        has_legs = rules.mode is not None or rules.changes_bodies
-        self.legs = Announcer(config) if has_legs else None
         self.preparation = router.preparation
         self.prepares = router.preparation.is_needed
         self.looks_at_headers = self.prepares or self.is_traced

@@ -16,7 +16,8 @@ from extproc.observing.outcomes import Circumstances, Outcome
 from extproc.observing.usage import Usage
 from extproc.proof.state import Comparison, GoldenVerdict
 from extproc.requests.prompt import CONVERSATION
-from extproc.requests.request import Head, RoutingRequest
+from extproc.requests.request import PLAIN_REQUEST, Head, RoutingRequest
+from extproc.routing.inputs.query import Query
 from kvstate.overlap import Overlap
 from simulator.worker import SimulatedWorker
 from tests.extproc.admin.decisions import decided
@@ -233,7 +234,7 @@ def test_names_of_any_length_are_shown_with_their_history(browser: Browser) -> N
 async def _routed(served: Served, worker: str, steps: dict[str, tuple[int, int]]) -> None:
     """Records that a worker was sent a request in the step before this one."""
     chosen = decided({worker: Overlap(16, (1, 0, 0, 0), 0)}, names=list(steps))
-    served.observations.note_decision(chosen, [])
+    served.observations.begin(PLAIN_REQUEST, Query("m"), chosen, 0.0)
     served.observations.sample(5.0, steps)
 
 

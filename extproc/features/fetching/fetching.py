@@ -14,6 +14,7 @@ from extproc.features.fetching.pulling import Pulling, with_priced_source
 from extproc.features.fetching.store_figures import StoreCollector
 from extproc.features.fetching.stores import StoreOffers
 from extproc.features.fetching.term import fetch_terms
+from extproc.features.router_parts import RouterParts
 from extproc.fleet.workers import Workers
 from extproc.observing.outcomes import Outcome
 from extproc.requests.request import RoutingRequest
@@ -21,7 +22,6 @@ from extproc.routing.cost.term import Term
 from extproc.routing.decision import Decision
 from extproc.routing.inputs.query import Query
 from extproc.routing.inputs.snapshot import Snapshot
-from extproc.routing.load.loads import Loads
 
 
 class Fetching(Feature):
@@ -64,8 +64,12 @@ class Fetching(Feature):
         """Names the worker from which the pick pulls, if its price was a reason to pick it."""
         return decision if self._pulling is None else with_priced_source(decision)
 
-    def begin(self, decision: Decision, query: Query, now: float) -> None:
+    def begin(self, request: RoutingRequest, query: Query, decision: Decision, now: float) -> None:
         """Notes a pull that begins, and has its arrival looked for if it can be measured."""
+        if not (decision.is_steered and decision.pick):
+            return
+        if query.variants:
+            query = query.query_for((decision.prefill or decision).worker)
         source, prompt, worker = decision.source, query.sole, decision.worker
         pull = (
             None
@@ -80,9 +84,13 @@ class Fetching(Feature):
             pull.expect()
             self._workers.questions.pulls.watch(worker, prompt, tokens, pull.note_arrival)
 
-    def note_outcome(self, outcome: Outcome, now: float) -> None:
+    def note_end(
+        self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_placed: bool
+    ) -> None:
         """Notes how much of what its store offered a worker loaded."""
-        fetch, loaded = outcome.fetch, outcome.loaded_tokens
+        if outcome is None:
+            return
+        fetch, loaded, now = outcome.fetch, outcome.loaded_tokens, self._workers.monotonic()
         if fetch is not None and loaded is not None:
             self._candidates.note_loaded(outcome.worker, fetch.tokens, loaded, now)
 
@@ -94,9 +102,9 @@ class Fetching(Feature):
         return (StoreCollector(stored.stores.blocks, stored.pools.events),)
 
 
-def fetching(config: Config, workers: Workers, loads: Loads) -> Fetching | None:
+def fetching(config: Config, parts: RouterParts) -> Fetching | None:
     """Returns the feature if stores are configured, or pulls that have a price."""
-    stores, rules = None, config.disaggregation
+    stores, rules, workers = None, config.disaggregation, parts.workers
     candidates = workers.candidates
     if config.stores:
         stores = StoreOffers(
@@ -105,7 +113,7 @@ def fetching(config: Config, workers: Workers, loads: Loads) -> Fetching | None:
             lambda: candidates.store_shares(workers.monotonic()),
         )
     is_priced = rules.prices_pulls(has_roles=False)
-    pulling = Pulling(config, loads, candidates.tokens_on_host) if is_priced else None
+    pulling = Pulling(config, parts.loads, candidates.tokens_on_host) if is_priced else None
     if stores is None and pulling is None:
         return None
     prefill = float(config.policy.cost.prefill_tokens_per_second)

@@ -79,7 +79,7 @@ async def serving(
     await workers.start()
     observations = Observations(lambda: 5.0, kept_at_once=1_000_000)
     router = HangingRouter(
-        parsed, workers, {}, Metrics(workers.states), Random(0), observer=observations
+        parsed, workers, {}, Metrics(workers.states), Random(0), features=[observations]
     )
     place = Address("127.0.0.1", free_port())
     application = admin_application(

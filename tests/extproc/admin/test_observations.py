@@ -6,7 +6,10 @@ from extproc.admin.observations import (
     Observations,
     mean_held_tokens,
 )
-from kvstate.overlap import Overlap
+from extproc.requests.request import PLAIN_REQUEST
+from extproc.routing.decision import Decision
+from extproc.routing.inputs.query import Query
+from kvstate.overlap import Overlap, Prompt
 from tests.extproc.admin.decisions import decided, prompt
 
 
@@ -19,12 +22,17 @@ class Clock:
         return self.at
 
 
+def begin(observations: Observations, decision: Decision, *prompts: Prompt) -> None:
+    """Has a request begin that was decided so."""
+    observations.begin(PLAIN_REQUEST, Query("m", prompts), decision, 0.0)
+
+
 HELD = {"a:1": Overlap(16, (1, 0, 0, 0), 0)}
 
 
 def test_decided_keeps_a_request_with_its_prompts() -> None:
     observations = Observations(Clock())
-    observations.note_decision(decided(), [prompt(range(32))])
+    begin(observations, decided(), prompt(range(32)))
     assert (observations.recent.last, len(observations.prompts.all())) == (1, 1)
 
 
@@ -32,11 +40,11 @@ def test_decided_keeps_a_bounded_number_of_requests_a_second() -> None:
     clock = Clock()
     observations = Observations(clock)
     for _ in range(2 * KEPT_AT_ONCE):
-        observations.note_decision(decided(HELD), [])
+        begin(observations, decided(HELD))
     assert observations.recent.last == KEPT_AT_ONCE
     for clock.at in (6.0, 5.0):  # the clock may be set back
         for _ in range(KEPT_AT_ONCE):
-            observations.note_decision(decided(HELD), [])
+            begin(observations, decided(HELD))
     assert observations.recent.last == KEPT_AT_ONCE + KEPT_PER_SECOND
     observations.sample(10.0, {"a:1": (0, 0)})
     assert observations.history.series("a:1")["prompt_tokens"] == [4 * KEPT_AT_ONCE * 32]
@@ -44,8 +52,8 @@ def test_decided_keeps_a_bounded_number_of_requests_a_second() -> None:
 
 def test_sample_counts_the_tokens_sent_to_each_worker() -> None:
     observations = Observations(Clock())
-    observations.note_decision(decided(HELD), [])
-    observations.note_decision(decided(HELD), [])
+    begin(observations, decided(HELD))
+    begin(observations, decided(HELD))
     for at in (5.0, 10.0):
         observations.sample(at, {"a:1": (1, 7)})
     series = observations.history.series("a:1")
@@ -56,11 +64,11 @@ def test_sample_counts_the_tokens_sent_to_each_worker() -> None:
 def test_sample_counts_the_tokens_that_round_robin_would_have_held() -> None:
     observations = Observations(Clock(), kept_at_once=1)
     for _ in range(3):  # one of them is kept, and represents them all
-        observations.note_decision(decided(HELD), [])
+        begin(observations, decided(HELD))
     observations.sample(5.0, {"a:1": (0, 0)})
     series = observations.history.series("a:1")
     assert (series["predicted_tokens"], series["average_tokens"]) == ([48], [24])
-    observations.note_decision(decided(HELD), [])  # not kept, so nothing is known to be saved
+    begin(observations, decided(HELD))  # not kept, so nothing is known to be saved
     observations.sample(10.0, {"a:1": (0, 0)})
     assert observations.history.series("a:1")["average_tokens"] == [24, 16]
 
@@ -73,7 +81,7 @@ def test_mean_held_tokens_leaves_out_excluded_workers() -> None:
 
 def test_sample_counts_unplaced_requests_for_no_worker() -> None:
     observations = Observations(Clock())
-    observations.note_decision(decided(names=()), [])
+    begin(observations, decided(names=()))
     observations.sample(5.0, {"a:1": (0, 0)})
     assert observations.history.series("a:1")["prompt_tokens"] == [0]
 
@@ -81,7 +89,7 @@ def test_sample_counts_unplaced_requests_for_no_worker() -> None:
 def test_served_answer_is_noted_with_its_request() -> None:
     observations = Observations(Clock())
     decision = decided()
-    observations.note_decision(decision, [])
+    begin(observations, decision)
     observations.note_server(decision, "9.9.9.9:1")
     (kept,) = observations.recent.newest_after(0)
     assert kept.served == "9.9.9.9:1"

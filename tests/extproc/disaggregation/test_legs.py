@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.config.schema import Config, Model, Policy
+from extproc.config.schema import Policy
 from extproc.config.sections import Disaggregation
-from extproc.disaggregation.announcement import Announcer
 from extproc.disaggregation.legs import COMPUTES_FOR_OTHERS, WORDS, decide_legs, with_source
 from extproc.disaggregation.transfer_fields import (
     MAX_EDITED_BYTES,
@@ -24,13 +23,12 @@ from extproc.disaggregation.transfer_fields import (
 from extproc.requests.request import NO_HEAD, PLAIN_REQUEST, RoutingRequest
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.decide import decide
-from extproc.routing.decision import Decision, PullSource, Split, Verdict
+from extproc.routing.decision import Decision, Verdict
 from extproc.routing.explain import explanation, reason_sentence
 from extproc.routing.inputs.query import Query
 from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
 from kvstate.overlap import Overlap, Prompt
-from tests.extproc.admin.decisions import decided as placed
 
 ROLES = {"p": "prefill", "q": "prefill", "d": "decode", "e": "decode", "b": "both"}
 QUERY = Query("m", [Prompt("m", array("I", range(4000)))])
@@ -419,62 +417,3 @@ def test_pulled_body_replaces_the_source_that_the_client_names() -> None:
         "kv_transfer_params": {"remote_kv_source": place},
     }
     assert made.tail == ""
-
-
-def test_source_header_is_set_by_the_router() -> None:
-    rules = Disaggregation("header", "offloading", min_pulled_tokens=64)
-    legs = Announcer(Config(models=(Model("m"),), disaggregation=rules))
-    made = msgspec.structs.replace(placed(), source=PullSource("b:1", 5710, 64))
-    assert legs.announce(made, CHAT, b"{}") == ((("x-kv-cache-source-host-port", "b:1"),), None)
-    assert legs.announce(placed(), CHAT, b"{}") == ((), None)
-
-
-def test_prefill_header_names_the_prefill_worker_to_a_sidecar() -> None:
-    legs = Announcer(Config(models=(Model("m"),), disaggregation=Disaggregation("header")))
-    made = msgspec.structs.replace(placed(), split=Split(placed(names=["p:1"]), "it holds more"))
-    assert legs.announce(made, CHAT, b"{}") == ((("x-prefiller-host-port", "p:1"),), None)
-
-
-def test_pulled_body_names_its_source_where_no_sidecar_runs() -> None:
-    rules = Disaggregation(None, "offloading", min_pulled_tokens=64)
-    legs = Announcer(Config(models=(Model("m"),), disaggregation=rules))
-    said = legs.announce(
-        msgspec.structs.replace(placed(), source=PullSource("b:1", 5710, 64)),
-        CHAT,
-        b'{"model": "m"}',
-    )
-    assert said is not None
-    assert said[1] is not None
-    named = json.loads(bytes(said[1]))["kv_transfer_params"]["remote_kv_source"]
-    assert "5710" in json.dumps(named)
-
-
-def mirroring() -> tuple[Announcer, Decision]:
-    """The legs of a configuration in which Envoy sends the second request, and a split decision."""
-    rules = Disaggregation("mirror", "sglang")
-    apart = msgspec.structs.replace(placed(), split=Split(placed(names=["p:1"]), "it holds more"))
-    return Announcer(Config(models=(Model("m"),), disaggregation=rules), bits=lambda _: 7), apart
-
-
-def test_mirroring_names_the_prefill_endpoint_and_one_room_in_both_bodies() -> None:
-    legs, apart = mirroring()
-    said = legs.announce(apart, CHAT, b"{}")
-    assert said is not None
-    assert said[0] == (
-        ("x-prefiller-host-port", "p:1"),
-        ("x-kvsteer-prefill-cluster", "prefill"),
-    )
-    assert said[1] is not None
-    assert json.loads(bytes(said[1]))["bootstrap_room"] == 7
-    assert legs.announce(placed(), CHAT, b"{}") == ((), None)
-
-
-def test_mirroring_sets_no_header_for_a_body_that_stays_unchanged() -> None:
-    legs, apart = mirroring()
-    assert legs.announce(apart, CHAT, None) == ((), None)
-
-
-def test_mirroring_refuses_an_unchangeable_body_only_where_two_legs_are_needed() -> None:
-    legs, apart = mirroring()
-    assert legs.announce(placed(), CHAT, b"[]") == ((), None)
-    assert legs.announce(apart, CHAT, b"[]") is None

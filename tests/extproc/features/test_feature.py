@@ -1,8 +1,8 @@
 """What a feature does that has none of the hooks."""
 
-from extproc.features.feature import Feature
-from extproc.observing.outcomes import Account
+from extproc.features.feature import NOTHING_WRITTEN, Feature
 from extproc.requests.request import PLAIN_REQUEST
+from extproc.requests.trusted_headers import NO_TRUSTED_HEADERS
 from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
 from tests.extproc.routing.books import QUERY, WORKERS, decided, ledger
@@ -13,6 +13,10 @@ def test_feature_without_hooks_changes_nothing() -> None:
     snapshot = Snapshot(WORKERS, [{}], lambda *_: Load(), "cost", 0)
     assert feature.terms(PLAIN_REQUEST, QUERY, snapshot, 0.0) == ()
     assert feature.dress(made) is made
-    feature.begin(made, QUERY, 0.0)
-    feature.note_outcome(Account(made, None, 0.0).outcome(), 0.0)
+    assert feature.describe(PLAIN_REQUEST, NO_TRUSTED_HEADERS) is PLAIN_REQUEST
+    assert feature.write(made, "/", b"{}") == NOTHING_WRITTEN
+    feature.begin(PLAIN_REQUEST, QUERY, made, 0.0)
+    feature.note_placed(made, is_booked=True)
+    feature.note_server(made, "a:1")
+    feature.note_end(made, None, is_booked=True, is_placed=True)
     assert feature.collectors() == ()

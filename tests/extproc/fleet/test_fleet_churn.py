@@ -130,7 +130,7 @@ class System:
         rng = Random(0)
         tokenizers = dict(self.remote)
         self.router = Router(
-            self.config, self.workers, tokenizers, self.metrics, rng, observer=self.observations
+            self.config, self.workers, tokenizers, self.metrics, rng, features=[self.observations]
         )
         self.numbers = itertools.count()
         self.running: list[Ticket] = []

@@ -1,6 +1,6 @@
 """A router with workers that do not exist: decisions are real, requests go nowhere."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -8,38 +8,39 @@ from prometheus_client import generate_latest
 
 from extproc.config.reader import parse
 from extproc.config.schema import Config
+from extproc.features.feature import Feature
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
-from extproc.requests.request import NO_HEAD, Head, RoutingRequest
+from extproc.observing.outcomes import Outcome
+from extproc.requests.request import RoutingRequest
 from extproc.routing.decision import Decision
+from extproc.routing.inputs.query import Query
 from extproc.routing.load.endpoint_load import Ticket
 from extproc.serving.exchange import Service
 from extproc.serving.router import Routed, Router
 from kvstate.fleet import FollowedWorkers
-from kvstate.overlap import Prompt
 
 FIRST, SECOND = "10.0.0.1:1", "10.0.0.2:1"
 
 
-class Seen:
-    """Records the events that a router shows."""
+class Seen(Feature):
+    """Records what a router tells its features. ends: of each, whether the request was placed."""
 
     def __init__(self) -> None:
         self.decisions: list[Decision] = []
         self.served_by: list[str] = []
-        self.dropped_decisions: list[Decision] = []
+        self.ends: list[bool] = []
 
-    def note_decision(self, decision: Decision, _: Sequence[Prompt], __: Head = NO_HEAD) -> None:
-        """A decision was made."""
+    def begin(self, _: RoutingRequest, __: Query, decision: Decision, ___: float) -> None:
         self.decisions.append(decision)
 
-    def note_drop(self, decision: Decision) -> None:
-        """It takes no effect."""
-        self.dropped_decisions.append(decision)
-
     def note_server(self, _: Decision, endpoint: str) -> None:
-        """The endpoint that answered is known."""
         self.served_by.append(endpoint)
+
+    def note_end(
+        self, _: Decision, __: Outcome | None, *, is_booked: bool, is_placed: bool
+    ) -> None:
+        self.ends.append(is_placed)
 
 
 class Failing(Router):
@@ -79,7 +80,7 @@ class Books(Failing):
 
     def __init__(self, config: Config, workers: Workers, metrics: Metrics) -> None:
         self.seen, self.workers = Seen(), workers
-        super().__init__(config, workers, {}, metrics, Random(0), observer=self.seen)
+        super().__init__(config, workers, {}, metrics, Random(0), features=[self.seen])
 
     def release(self, ticket: Ticket) -> None:
         self.released += 1

@@ -7,16 +7,12 @@ from google.protobuf.json_format import ParseDict
 from prometheus_client import generate_latest
 
 from extproc.config.owned_headers import owned_headers
-from extproc.config.sections import RecorderSettings
-from extproc.observing.outcomes import Outcome
-from extproc.observing.recorder import Recorder
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     HttpBody,
     ProcessingMode,
     ProcessingRequest,
     ProcessingResponse,
 )
-from extproc.routing.decision import Decision
 from extproc.routing.health.evidence import RULES, Judge
 from extproc.routing.ledger import REQUESTS_A_LOOK, Ledger
 from extproc.serving.exchange import Exchange, Service
@@ -24,7 +20,6 @@ from tests.extproc.messages import answers_of, body, head, read, response_head
 from tests.extproc.serving.routers import (
     FIRST,
     SECOND,
-    Books,
     books,
     counted,
     fleet,
@@ -638,28 +633,13 @@ def test_partial_steering_reads_the_headers_of_every_response(closing: list[Serv
         exchange.close()
 
 
-class Recording(Recorder):
-    """Notes how recorded requests ended."""
-
-    def __init__(self) -> None:
-        super().__init__(RecorderSettings(), "nowhere", bytes(32))
-        self.ends: list[str] = []
-
-    def note_drop(self, _: Decision) -> None:
-        self.ends.append("dropped")
-
-    def end(self, _: Decision, __: Outcome | None) -> None:
-        self.ends.append("ended")
-
-
 @pytest.mark.parametrize("mode", [4, ProcessingMode.BUFFERED])
 @pytest.mark.parametrize("drained", [(), (FIRST, SECOND)])
-def test_recorder_does_not_count_a_refused_request_as_served(
+def test_refused_request_ends_as_one_that_was_not_placed(
     closing: list[Service], drained: tuple[str, ...], mode: int
 ) -> None:
     one = service()
     closing.append(one)
-    one.recorder = recording = Recording()
     for name in drained:
         assert fleet(one).drain(name, draining=True)
     exchange = one.open()
@@ -668,7 +648,20 @@ def test_recorder_does_not_count_a_refused_request_as_served(
     exchange.close()
     is_refused = answer.HasField("immediate_response")
     assert is_refused == (bool(drained) and mode == 4)
-    assert recording.ends == ["dropped" if is_refused else "ended"]
+    assert seen(one).ends == [not is_refused]
+
+
+def test_request_that_a_feature_refuses_is_no_load(closing: list[Service]) -> None:
+    one = service()
+    closing.append(one)
+    one.hooks.write = [lambda _, path, __: busy_refusal(path)]
+    exchange = one.open()
+    answers(exchange, head("/v1/completions"))
+    (answer,) = answers(exchange, body(PROMPT))
+    assert answer.immediate_response.status.code == 429
+    assert (in_flight(one), len(one.router.ledger.claims)) == (0, 0)
+    exchange.close()
+    assert (released(one), seen(one).ends) == (1, [False])
 
 
 class FailingLedger:
@@ -683,7 +676,7 @@ class FailingLedger:
         return getattr(self._inner, name)
 
 
-def test_decision_whose_placing_fails_is_dropped(
+def test_decision_whose_booking_fails_ends_unplaced(
     closing: list[Service], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = service()
@@ -694,8 +687,7 @@ def test_decision_whose_placing_fails_is_dropped(
     with pytest.raises(RuntimeError):
         answers(exchange, body(PROMPT))
     exchange.close()
-    assert isinstance(one.router, Books)
-    assert one.router.seen.dropped_decisions == one.router.seen.decisions != []
+    assert (len(seen(one).decisions), seen(one).ends) == (1, [False])
 
 
 def posted(one: Service, path: str, content: bytes, status: int = 200) -> Exchange:

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from itertools import pairwise
 from random import Random
 from types import coroutine
@@ -15,19 +15,18 @@ from hypothesis import strategies as st
 from extproc.base.errors import ProtocolError
 from extproc.config.reader import parse
 from extproc.config.schema import Config
-from extproc.config.sections import RecorderSettings
+from extproc.features.feature import Feature
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Outcome
-from extproc.observing.recorder import Recorder
 from extproc.pb.kvsteer_ext_proc_pb2 import HttpBody, ProcessingRequest
-from extproc.requests.request import NO_HEAD, Head, RoutingRequest
+from extproc.requests.request import RoutingRequest
 from extproc.routing.decision import Decision
+from extproc.routing.inputs.query import Query
 from extproc.routing.load.endpoint_load import Ticket
 from extproc.serving.exchange import MAY_FOLLOW, Exchange, Phase, Service
 from extproc.serving.router import Routed, Router
 from kvstate.fleet import FollowedWorkers
-from kvstate.overlap import Prompt
 from tests.extproc.messages import body, head, read, response_head, trailers
 
 PROMPT = json.dumps({"model": "m", "prompt": list(range(64))}).encode()
@@ -35,23 +34,21 @@ JSON = {"content-type": "application/json"}
 PIECE = ProcessingRequest(response_body=HttpBody(body=b'{"usage": {"prompt_tokens": 64}}'))
 
 
-class Ledger(Recorder):
-    """A recorder that counts how often each decision began and ended."""
+class Ledger(Feature):
+    """A feature that counts how often each decision began and ended."""
 
     def __init__(self) -> None:
-        super().__init__(RecorderSettings(), "unused", b"secret")
         self.begun: Counter[int] = Counter()
         self.over: Counter[int] = Counter()
         self.kept: list[Decision] = []
 
-    def note_decision(self, decision: Decision, _: Sequence[Prompt], __: Head = NO_HEAD) -> None:
+    def begin(self, _: RoutingRequest, __: Query, decision: Decision, ___: float) -> None:
         self.kept.append(decision)  # so that its identity stays its own
         self.begun[id(decision)] += 1
 
-    def note_drop(self, decision: Decision) -> None:
-        self.over[id(decision)] += 1
-
-    def end(self, decision: Decision, _: Outcome | None) -> None:
+    def note_end(
+        self, decision: Decision, _: Outcome | None, *, is_booked: bool, is_placed: bool
+    ) -> None:
         self.over[id(decision)] += 1
 
 
@@ -61,10 +58,8 @@ class Waiting(Router):
     waits = 0
     fails = False
 
-    def __init__(
-        self, config: Config, workers: Workers, metrics: Metrics, observer: Ledger
-    ) -> None:
-        super().__init__(config, workers, {}, metrics, Random(0), observer=observer)
+    def __init__(self, config: Config, workers: Workers, metrics: Metrics, ledger: Ledger) -> None:
+        super().__init__(config, workers, {}, metrics, Random(0), features=[ledger])
         self.booked: list[Ticket] = []
         self.released: Counter[Ticket] = Counter()
 
@@ -142,7 +137,7 @@ def opened(setting: Setting) -> tuple[Service, Waiting, Ledger]:
     metrics, ledger = Metrics(workers.states), Ledger()
     router = Waiting(config, workers, metrics, ledger)
     router.waits, router.fails = setting.waits, setting.fails
-    return Service(config, router, metrics, recorder=ledger), router, ledger
+    return Service(config, router, metrics), router, ledger
 
 
 def driven(exchange: Exchange, one: Coroutine[Any, Any, Any], *, closes: bool) -> None:

@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from extproc.config.reader import parse
-from extproc.features.feature import Feature
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
-from extproc.observing.outcomes import Account
 from extproc.requests.costly_json import INLINE_BYTES
 from extproc.requests.prompt import Prompt
 from extproc.requests.request import Head, RoutingRequest
@@ -255,24 +253,16 @@ async def test_route_places_an_overfull_body_by_load(router: Router) -> None:
     assert decision.basis.weighed_tokens > 0
 
 
-class FailingFeature(Feature):
-    """A feature of which one hook fails."""
-
-    def __init__(self, hook: str) -> None:
-        self._hook = hook
-
-    def __getattribute__(self, name: str) -> Any:
-        if name != "_hook" and name == self._hook:
-            raise RuntimeError(name)
-        return super().__getattribute__(name)
+def fail(*_: object, **__: object) -> Any:
+    raise RuntimeError
 
 
-@pytest.mark.parametrize("hook", ["terms", "dress", "begin", "note_outcome"])
-async def test_feature_that_fails_loses_no_request(router: Router, hook: str) -> None:
-    router._features = [FailingFeature(hook)]
+@pytest.mark.parametrize("hook", ["terms", "dress", "begin", "note_server"])
+async def test_hook_that_fails_loses_no_request(router: Router, hook: str) -> None:
+    setattr(router.hooks, hook, [fail])
     decision, ticket = await router.route(chat())
     assert ticket is not None
-    router.note_usage(Account(decision, None, 0.0).outcome())
+    router.note_server(decision, ticket, decision.pick[0])
     assert router.in_flight(decision.pick[0]) == 1
     router.release(ticket)
     assert router.in_flight(decision.pick[0]) == 0
@@ -281,9 +271,6 @@ async def test_feature_that_fails_loses_no_request(router: Router, hook: str) ->
 async def test_watch_that_fails_leaves_a_ticket_to_be_released(
     router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError
-
     monkeypatch.setattr(router.watched, "begin", fail)
     decision, ticket = await router.route(chat())
     assert ticket is not None

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 
 from extproc.commands.whatif.traces import Trace
 from extproc.config.sections import RecorderSettings as Settings
-from extproc.observing.outcomes import Outcome
-from extproc.observing.recorder import (
+from extproc.features.recording.recorder import (
     MAX_OLDER,
     MAX_OPEN,
     MAX_QUEUED_TOKENS,
@@ -29,6 +28,7 @@ from extproc.observing.recorder import (
     hash_ids,
     share_secret,
 )
+from extproc.observing.outcomes import Outcome
 from extproc.observing.usage import Usage
 from extproc.requests.tenant_salt import Tenant
 from extproc.routing.decision import Decision, Verdict

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from extproc.base.engine import Engine, Release
+from extproc.features.classes.classes import is_told_by_header, written_priority
+from extproc.features.feature import NOTHING_WRITTEN
 from extproc.observing.class_report import class_figures
 from extproc.pb.kvsteer_ext_proc_pb2 import HeaderValue, ProcessingMode, ProcessingResponse
 from extproc.requests.request_class import RequestClass
-from extproc.serving.classes import is_told_by_header, named_priority
 from extproc.serving.exchange import Exchange, Service
 from extproc.serving.preparation import INLINE_BYTES
 from tests.extproc.messages import answers_of, body, head
@@ -229,9 +230,10 @@ async def test_request_that_calls_no_model_has_no_class(closing: list[Service]) 
 def test_priority_is_named_only_where_it_is_read(
     of_class: RequestClass | None, engine: Engine | None, path: str
 ) -> None:
-    assert named_priority(of_class, engine, path, b"{}") == (None, None)
+    assert written_priority(of_class, engine, path, b"{}") == NOTHING_WRITTEN
 
 
 def test_priority_is_not_written_into_a_body_that_must_not_change() -> None:
     one = RequestClass("a", 0, 3, None)
-    assert named_priority(one, Engine("sglang", Release(0, 5, 23)), PATH, None) == (None, None)
+    engine = Engine("sglang", Release(0, 5, 23))
+    assert written_priority(one, engine, PATH, None) == NOTHING_WRITTEN

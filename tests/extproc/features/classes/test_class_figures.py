@@ -1,6 +1,6 @@
 """The figures of requests with classes."""
 
-from extproc.observing.class_figures import ClassFigures
+from extproc.features.classes.class_figures import ClassFigures
 
 
 def samples(figures: ClassFigures) -> dict[str, float]:

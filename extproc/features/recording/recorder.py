@@ -34,7 +34,6 @@ from prometheus_client.registry import Collector
 from extproc.base.shares import Shares
 from extproc.config.sections import RecorderSettings as Settings
 from extproc.observing.outcomes import Outcome
-from extproc.requests.request import NO_HEAD, Head
 from extproc.requests.tenant_salt import Tenant
 from extproc.routing.decision import Decision, Verdict
 from extproc.routing.health.statuses import FIRST_FAILURE
@@ -357,9 +356,7 @@ class Recorder:
         self._stopping.set()
         self._thread.join(_CLOSE_SECONDS)
 
-    def note_decision(
-        self, decision: Decision, prompts: Sequence[Prompt], _head: Head = NO_HEAD
-    ) -> None:
+    def note_decision(self, decision: Decision, prompts: Sequence[Prompt]) -> None:
         """Queues a request as soon as its worker is decided, or counts why it is not recorded."""
         if decision.verdict not in _SERVED:
             self.not_recorded["failed"] += 1
@@ -385,9 +382,6 @@ class Recorder:
             passing.session = self._sessions.note(decision.basis.belonging)
             return
         self._hashing.append(passing)
-
-    def note_server(self, decision: Decision, endpoint: str) -> None:
-        """Does nothing: the worker that answered is not recorded."""
 
     def note_drop(self, decision: Decision) -> None:
         """Counts a decided request as failed that was not placed: the router refused it."""

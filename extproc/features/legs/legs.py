@@ -1,4 +1,7 @@
-"""Announces a request's legs to the proxy and the engines: legs in, headers and body out."""
+"""The legs of requests, as a feature: tells the proxy and the engines who else takes part.
+
+Which workers these are, `extproc.disaggregation` decides.
+"""
 
 import secrets
 from collections.abc import Callable
@@ -12,18 +15,17 @@ from extproc.disaggregation.transfer_fields import (
     transfer,
 )
 from extproc.envoy.endpoint_files import cluster_names, prefill_cluster
+from extproc.features.feature import NOTHING_WRITTEN, Feature, Written
+from extproc.features.router_parts import RouterParts
 from extproc.requests.added_fields import Body
+from extproc.requests.refusals import Refusal, refused_body
 from extproc.routing.decision import Decision
 
 # Size of a room: SGLang accepts positive numbers of 64 bits.
 ROOM_BITS = 63
 
-# The headers to set, and the body that replaces the client's, None if it stays.
-Said = tuple[tuple[tuple[str, str], ...], Body | None]
-_NOTHING_SAID: Said = ((), None)
 
-
-class Announcer:
+class Legs(Feature):
     """Writes the headers and bodies that announce the legs of a router's requests.
 
     bits: returns an unpredictable number of this many random bits.
@@ -36,20 +38,20 @@ class Announcer:
         self._clusters = {model: prefill_cluster(name) for model, name in clusters.items()}
         self._bits = bits
 
-    def announce(self, decision: Decision, path: str, body: Body | None) -> Said | None:
-        """Returns the headers and the body to send; None if the request must be refused.
+    def write(self, decision: Decision, path: str, body: Body | None) -> Written | Refusal:
+        """Returns the headers and the body to send, or a refusal if the body is no JSON object.
 
         body: without a client's own such fields; None if it must not be changed.
         """
         if not self._changes_bodies:
-            return self._to_sidecar(decision), None
+            return Written(self._to_sidecar(decision))
         fields = None if body is None else self._transfer(decision, path)
         if body is None or fields is None:
-            return _NOTHING_SAID
+            return NOTHING_WRITTEN
         changed = edited(body, fields)
         if changed is None:
-            return _NOTHING_SAID if decision.prefill is None else None
-        return self._headers(decision, changed.tail), changed.body
+            return NOTHING_WRITTEN if decision.prefill is None else refused_body(path)
+        return Written(self._headers(decision, changed.tail), changed.body)
 
     def _to_sidecar(self, decision: Decision) -> tuple[tuple[str, str], ...]:
         prefill, source = decision.prefill, decision.source
@@ -83,3 +85,9 @@ class Announcer:
             (headers.PREFILL_CLUSTER, self._clusters[decision.model]),
         )
         return (*said, (headers.PREFILL_TAIL, tail)) if tail else said
+
+
+def legs(config: Config, _: RouterParts) -> Legs | None:
+    """Returns the feature if other workers may have a part in requests."""
+    rules = config.disaggregation
+    return Legs(config) if rules.mode is not None or rules.changes_bodies else None

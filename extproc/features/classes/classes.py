@@ -1,0 +1,114 @@
+"""Classes of requests, as a feature: a trusted header names the class, whose priority engines get.
+
+That a class counts only its own and higher ones as queued, and that it has a limit of its own, is
+part of the decision (`extproc.routing.load`, `extproc.routing.limits`).
+"""
+
+from collections.abc import Callable, Collection, Sequence
+
+import msgspec
+from prometheus_client.registry import Collector
+
+from extproc.base.engine import Engine
+from extproc.base.headers import PRIORITY
+from extproc.config.schema import Config
+from extproc.config.sections import Classes
+from extproc.features.classes.class_figures import ClassFigures
+from extproc.features.feature import NOTHING_WRITTEN, Feature, Written
+from extproc.features.router_parts import RouterParts
+from extproc.observing.outcomes import Outcome
+from extproc.requests.added_fields import Body, with_fields
+from extproc.requests.request import RoutingRequest, may_compute
+from extproc.requests.request_class import ClassTable, RequestClass
+from extproc.requests.trusted_headers import TrustedHeaders
+from extproc.routing.decision import Decision, Verdict
+from extproc.routing.priorities import PRIORITY_FIELD, priority_pin
+
+
+class ClassFeature(Feature):
+    """Gives requests the priority of their class, in the place of a client's own, and counts them.
+
+    engine: returns the engine of a worker, None if it is not known. note_shed: notes that a request
+    of a class was refused, since all workers are busy.
+    """
+
+    def __init__(
+        self,
+        rules: Classes,
+        engine: Callable[[str], Engine | None],
+        note_shed: Callable[[str], None],
+    ) -> None:
+        self._table = ClassTable(rules)
+        self.headers = (self._table.header,)
+        self._engine = engine
+        self._note_shed = note_shed
+        self._figures = ClassFigures()
+
+    def describe(self, request: RoutingRequest, named: TrustedHeaders) -> RoutingRequest:
+        """Returns a request with its class, if it may call a model."""
+        if not may_compute(request.head.method, request.head.path):
+            return request
+        found = self._table.find(named.get(self._table.header, ()))
+        return msgspec.structs.replace(request, of_class=found)
+
+    def note_placed(self, decision: Decision, *, is_booked: bool) -> None:
+        """Counts a request of a class, and those that were shed."""
+        if decision.of_class is None:
+            return
+        name, verdict = decision.of_class.name, decision.verdict
+        self._figures.begin(name, verdict.value, is_booked=is_booked)
+        if verdict is Verdict.SHED:
+            self._note_shed(name)
+
+    def write(self, decision: Decision, path: str, body: Body | None) -> Written:
+        """Returns what tells the engine of the pick the priority of the class."""
+        return written_priority(decision.of_class, self._engine(decision.worker), path, body)
+
+    def note_end(
+        self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_placed: bool
+    ) -> None:
+        """Counts a request of a class that ended."""
+        if decision.of_class is not None:
+            seconds = None if outcome is None else outcome.ttft_seconds
+            self._figures.end(decision.of_class.name, seconds, is_booked=is_booked)
+
+    def collectors(self) -> Sequence[Collector]:
+        """Returns what shows the figures of the classes."""
+        return (self._figures,)
+
+
+def classes(config: Config, parts: RouterParts) -> ClassFeature | None:
+    """Returns the feature if classes are configured."""
+    rules = config.policy.classes
+    if rules is None:
+        return None
+    return ClassFeature(rules, parts.workers.candidates.engine, parts.metrics.note_shed)
+
+
+def is_told_by_header(engines: Collection[Engine | None], path: str) -> bool:
+    """Returns whether all of these engines are told a priority by a header.
+
+    It overrides the body's (vLLM 0.28's `_get_priority`). engines: None for one that is not known.
+    """
+    pins = [None if one is None else priority_pin(one, path) for one in engines]
+    return bool(pins) and all(pin is not None and not pin.in_body for pin in pins)
+
+
+def written_priority(
+    of_class: RequestClass | None, engine: Engine | None, path: str, body: Body | None
+) -> Written:
+    """Returns what tells an engine the priority of a class.
+
+    engine: None if it is unknown; then nothing is told. body: None if it must not be changed.
+    """
+    if of_class is None or engine is None:
+        return NOTHING_WRITTEN
+    pin = priority_pin(engine, path)
+    if pin is None:
+        return NOTHING_WRITTEN
+    priority = pin.sign * of_class.priority
+    if not pin.in_body:
+        return Written(((PRIORITY, str(priority)),))
+    if body is None:
+        return NOTHING_WRITTEN
+    return Written(body=with_fields(body, {PRIORITY_FIELD: priority}))

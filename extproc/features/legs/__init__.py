@@ -1,0 +1,1 @@
+"""Requests that other workers have a part in: `disaggregation`."""

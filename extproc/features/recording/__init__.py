@@ -1,0 +1,1 @@
+"""A record of requests without their prompts: `recorder`."""

@@ -1,0 +1,15 @@
+"""What features are made of, besides their configuration."""
+
+from typing import NamedTuple
+
+from extproc.fleet.workers import Workers
+from extproc.observing.metrics import Metrics
+from extproc.routing.load.loads import Loads
+
+
+class RouterParts(NamedTuple):
+    """The parts of one router that features use."""
+
+    workers: Workers
+    loads: Loads
+    metrics: Metrics
