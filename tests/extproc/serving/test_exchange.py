@@ -7,12 +7,16 @@ from google.protobuf.json_format import ParseDict
 from prometheus_client import generate_latest
 
 from extproc.config.owned_headers import owned_headers
+from extproc.features.feature import Feature
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     HttpBody,
     ProcessingMode,
     ProcessingRequest,
     ProcessingResponse,
 )
+from extproc.requests.added_fields import Body
+from extproc.requests.refusals import Refusal, crowded_out
+from extproc.routing.decision import Decision
 from extproc.routing.health.evidence import RULES, Judge
 from extproc.routing.ledger import REQUESTS_A_LOOK, Ledger
 from extproc.serving.exchange import Exchange, Service
@@ -651,10 +655,15 @@ def test_refused_request_ends_as_one_that_was_not_placed(
     assert seen(one).ends == [not is_refused]
 
 
+class Refusing(Feature):
+    def write(self, _: Decision, path: str, __: Body | None) -> Refusal:
+        return crowded_out(path)
+
+
 def test_request_that_a_feature_refuses_is_no_load(closing: list[Service]) -> None:
     one = service()
     closing.append(one)
-    one.hooks.write = [lambda _, path, __: busy_refusal(path)]
+    one.hooks.write = [Refusing().write]
     exchange = one.open()
     answers(exchange, head("/v1/completions"))
     (answer,) = answers(exchange, body(PROMPT))
