@@ -656,7 +656,7 @@ def test_refused_request_ends_as_one_that_was_not_placed(
 
 
 class Refusing(Feature):
-    def write(self, _: Decision, path: str, __: Body | None) -> Refusal:
+    def write(self, decision: Decision, path: str, body: Body | None) -> Refusal:
         return crowded_out(path)
 
 
