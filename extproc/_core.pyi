@@ -271,7 +271,7 @@ class LoadNumbers:
     # Sets the estimate of the queue, to at most the tokens not known to be computed.
     def bound(self, backlog: float, now: float, window: float, /) -> None: ...
     # Returns what this router tells others of its own requests, as `Gauges`.
-    def told(self, now: float, rate: float, window: float, /) -> ReportedGauges: ...
+    def reported(self, now: float, rate: float, window: float, /) -> ReportedGauges: ...
     # Adds what another router told: requests and booked tokens, fewer if negative. queued, sent:
     # tokens that join the queue, and those sent lately. most: so many of these, times the pace, may
     # other routers' figures make.
@@ -308,10 +308,10 @@ class MarkTable:
     def __len__(self) -> int: ...
     # Puts a new claim to its marks, and returns it; since: the second argument of `fewer`.
     def record(self, holdings: Holdings, marks: HasMarks, now: float, since: float, /) -> Claim: ...
-    # Puts the claims of another router to their marks; see `ClaimTable.record_told`.
-    def record_told(
+    # Puts the claims of another router to their marks; see `ClaimTable.record_reported`.
+    def record_reported(
         self,
-        told: Sequence[ReportedClaim],
+        reported: Sequence[ReportedClaim],
         places: ReportedPlaces,
         known: dict[int, Claim],
         bounds: ReportedBounds,

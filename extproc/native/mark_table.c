@@ -400,10 +400,10 @@ static bool add_known(const Telling *telling, PyObject *number, PyObject *claim)
     return !PyDict_SetItem(telling->known, number, claim);
 }
 
-/* Records a claim of a known worker, unless it was told before; false after an error. */
-static bool record_new(MarkTable *self, Telling *telling, PyObject *told, PyObject *bytes,
+/* Records a claim of a known worker, unless it was reported before; false after an error. */
+static bool record_new(MarkTable *self, Telling *telling, PyObject *reported, PyObject *bytes,
                        NewClaim new) {
-    PyObject *number = PyObject_GetAttr(told, words[NUMBER]);
+    PyObject *number = PyObject_GetAttr(reported, words[NUMBER]);
     if (!number) return false;
     int is_known = PyDict_Contains(telling->known, number);
     bool is_sound = is_known >= 0;
@@ -419,8 +419,8 @@ static bool record_new(MarkTable *self, Telling *telling, PyObject *told, PyObje
 
 /* Returns the record of what was sent to the worker of a claim, borrowed; NULL if it is not known, or
  * after an error. */
-static PyObject *holdings_of(PyObject *told, PyObject *places) {
-    PyObject *worker = PyObject_GetAttr(told, words[WORKER]);
+static PyObject *holdings_of(PyObject *reported, PyObject *places) {
+    PyObject *worker = PyObject_GetAttr(reported, words[WORKER]);
     PyObject *place = worker ? PyDict_GetItemWithError(places, worker) : NULL;
     Py_XDECREF(worker);
     if (place && !PyTuple_Check(place)) PyErr_SetString(PyExc_TypeError, "no place");
@@ -428,16 +428,16 @@ static PyObject *holdings_of(PyObject *told, PyObject *places) {
 }
 
 /* Records a claim within the bounds; false after an error. */
-static bool record_one(MarkTable *self, Telling *telling, PyObject *told, NewClaim new) {
-    PyObject *bytes = keys_of(told);
+static bool record_one(MarkTable *self, Telling *telling, PyObject *reported, NewClaim new) {
+    PyObject *bytes = keys_of(reported);
     if (!bytes) return false;
     double count = (double)keys_in(bytes).count;
     bool is_sound = true;
     telling->left -= count;
     if (telling->left < 0.0 || telling->most_new - (double)telling->new_marks < count) {
         telling->excess++;
-    } else if ((new.holdings = holdings_of(told, telling->places))) {
-        is_sound = record_new(self, telling, told, bytes, new);
+    } else if ((new.holdings = holdings_of(reported, telling->places))) {
+        is_sound = record_new(self, telling, reported, bytes, new);
     } else {
         is_sound = !PyErr_Occurred();
         telling->unknown++;
@@ -446,8 +446,8 @@ static bool record_one(MarkTable *self, Telling *telling, PyObject *told, NewCla
     return is_sound;
 }
 
-/* record_told(told, places, known, (marks, new_marks, claims), now, since) */
-static PyObject *marks_record_told(MarkTable *self, PyObject *const *given, Py_ssize_t were) {
+/* record_reported(reported, places, known, (marks, new_marks, claims), now, since) */
+static PyObject *marks_record_reported(MarkTable *self, PyObject *const *given, Py_ssize_t were) {
     double bounds[3];
     if (!are_given(given, were, "tddooo") || !numbers_of(given[3], bounds, 3)) return NULL;
     Telling telling = {.places = given[1], .known = given[2], .left = bounds[0],
@@ -559,7 +559,7 @@ static Py_ssize_t marks_length(MarkTable *self) { return (Py_ssize_t)self->claim
 
 static PyMethodDef marks_methods[] = {
     METHOD(record),
-    METHOD(record_told),
+    METHOD(record_reported),
     METHOD(stretches),
     {"withdraw", (PyCFunction)marks_withdraw, METH_O, NULL},
     {NULL, NULL, 0, NULL},

@@ -185,8 +185,8 @@ static PyObject *numbers_bound(CoreNumbers *self, PyObject *const *given, Py_ssi
     return none();
 }
 
-/* told(now, rate, window): what a router tells of its own requests, rounded as Python does. */
-static PyObject *numbers_told(CoreNumbers *self, PyObject *const *given, Py_ssize_t count) {
+/* reported(now, rate, window): what a router tells of its own requests, rounded as Python does. */
+static PyObject *numbers_reported(CoreNumbers *self, PyObject *const *given, Py_ssize_t count) {
     double each[3];
     if (!numbers_given(given, count, each, 3)) return NULL;
     double booked = self->booked_tokens + (double)self->shared_tokens;
@@ -194,12 +194,12 @@ static PyObject *numbers_told(CoreNumbers *self, PyObject *const *given, Py_ssiz
     const double numbers[5] = {(double)self->in_flight, self->booked_tokens, self->sent_tokens,
                                own * backlog_at_time(self, each[0], each[1]),
                                lately_at(self, each[0], each[2])};
-    PyObject *told = PyTuple_New(5);
-    for (Py_ssize_t n = 0; told && n < 5; n++) {
+    PyObject *gauges = PyTuple_New(5);
+    for (Py_ssize_t n = 0; gauges && n < 5; n++) {
         PyObject *number = PyLong_FromDouble(rint(numbers[n]));
-        if (!number || PyTuple_SetItem(told, n, number)) Py_CLEAR(told);
+        if (!number || PyTuple_SetItem(gauges, n, number)) Py_CLEAR(gauges);
     }
-    return told;
+    return gauges;
 }
 
 /* How what other routers tell is counted: the time, the configured tokens per second, the seconds in
@@ -249,7 +249,7 @@ static PyObject *numbers_share(CoreNumbers *self, PyObject *const *given, Py_ssi
 
 static PyMethodDef numbers_methods[] = {
     METHOD(backlog), METHOD(lately), METHOD(begin), METHOD(leave),         METHOD(end),
-    METHOD(bound),   METHOD(told),   METHOD(share), {NULL, NULL, 0, NULL},
+    METHOD(bound),   METHOD(reported),   METHOD(share), {NULL, NULL, 0, NULL},
 };
 
 #define NUMBER(name, type) {#name, type, offsetof(CoreNumbers, name), 0, NULL}

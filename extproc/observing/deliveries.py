@@ -116,8 +116,8 @@ class DeliveryCounts:
         oldest = int(now / _STEP_SECONDS) - _STEPS
         recent = [step for step in self._steps if step[0] > oldest]
         delivered = sum([step[1] for step in recent])
-        told = delivered + sum([step[2] for step in recent])
-        return delivered / told if told >= LEAST_TOLD else None
+        known = delivered + sum([step[2] for step in recent])
+        return delivered / known if known >= LEAST_TOLD else None
 
     def fault(self, now: float, cause: Callable[[], str]) -> str:
         """Returns a sentence if too few were delivered in the last minute, else "".
@@ -191,13 +191,13 @@ class SteeringCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yields the metric families of steering."""
-        told = CounterMetricFamily(
+        known = CounterMetricFamily(
             "kvsteer_steered",
             "Requests steered, by whether the picked worker answered; unknown if not reported",
             labels=["model", "result"],
         )
         for labels, count in self._deliveries.counts(self._steered).items():
-            told.add_metric(labels, count)
+            known.add_metric(labels, count)
         left = CounterMetricFamily(
             "kvsteer_unsteered",
             "Requests that were decided and left to the proxy's own choice",
@@ -209,7 +209,7 @@ class SteeringCollector(Collector):
             "kvsteer_steering_percent", "Percentage of requests that are steered"
         )
         share.add_metric([], self._steering.percent)
-        yield from (told, left, share)
+        yield from (known, left, share)
 
 
 class WarningLimit:

@@ -113,10 +113,10 @@ async def _end(send: Callable[[], object], exporter: SpanExporter | MetricExport
 def _resource() -> Resource:
     # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence if they name the service
     own = Resource({"service.name": _SCOPE, "service.version": version(_SCOPE)})
-    told = Resource.create()
-    if str(told.attributes.get("service.name")).startswith("unknown_service"):
-        return told.merge(own)
-    return own.merge(told)
+    named = Resource.create()
+    if str(named.attributes.get("service.name")).startswith("unknown_service"):
+        return named.merge(own)
+    return own.merge(named)
 
 
 def _span_exporter(protocol: str) -> SpanExporter:

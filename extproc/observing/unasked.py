@@ -51,8 +51,8 @@ class UnaskedRouter:
             if now - self._since >= SETTLING_SECONDS:
                 self._before = self._batches()
             return
-        told = self._batches() - self._before
+        batches = self._batches() - self._before
         is_alone = self._looks >= _LEAST_LOOKS and 2 * self._connected < self._looks
-        if is_alone and told >= BATCHES and now - self._since >= SECONDS:
+        if is_alone and batches >= BATCHES and now - self._since >= SECONDS:
             says = "no proxy asks this router, though its workers compute prompts"
             yield Fault("not-asked", ROUTER, f"{says}: nothing is steered")

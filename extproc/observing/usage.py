@@ -217,15 +217,15 @@ def _is_object(raw: msgspec.Raw) -> bool:
 def _counts_in(raw: msgspec.Raw) -> Iterator[tuple[str, int]]:
     if not bytes(raw).startswith(b"{"):
         return
-    told = _object.decode(raw)
-    for one in (told, *(told.get(name) for name in _DETAILS)):
+    whole = _object.decode(raw)
+    for one in (whole, *(whole.get(name) for name in _DETAILS)):
         if isinstance(one, Mapping):
-            for name in _FIGURES if one is told else (_CACHED,):
+            for name in _FIGURES if one is whole else (_CACHED,):
                 value = one.get(name)
                 if _is_count(value):
                     yield name, value
             kinds = one.get(_MULTIMODAL)
-            if kinds is None and one is not told and len(one) > 1:
+            if kinds is None and one is not whole and len(one) > 1:
                 kinds = {name: one[name] for name in _BY_KIND if one.get(name)}
             if isinstance(kinds, Mapping) and kinds and all(map(_is_count, kinds.values())):
                 yield _MULTIMODAL, sum(kinds.values())

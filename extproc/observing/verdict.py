@@ -221,16 +221,16 @@ def headline(sides: Sides, shares: list[Estimate | None], gain: Estimate | None)
 
 def _compared(sides: Sides, shares: list[Estimate | None], gain: Estimate) -> str:
     ours, theirs = (0.0 if one is None else one.value for one in shares)
-    told = (
+    sentence = (
         f"{STEERED} found {percent(ours)} of their prompt tokens cached, {OTHERS} {percent(theirs)}"
     )
     if gain.low is None or gain.high is None:
-        return f"{told} ({_points(gain)}; no interval yet: {_missing(sides, (0, 1))})."
+        return f"{sentence} ({_points(gain)}; no interval yet: {_missing(sides, (0, 1))})."
     low, high = 100 * gain.low, 100 * gain.high
-    told += f" ({_points(gain)}, 95 % interval {low:.0f} to {high:.0f})."
+    sentence += f" ({_points(gain)}, 95 % interval {low:.0f} to {high:.0f})."
     if gain.low <= 0 <= gain.high:
-        told = f"No difference seen: {told[0].lower()}{told[1:]}"
-    return f"{told}{_until_narrow(sides, gain)}"
+        sentence = f"No difference seen: {sentence[0].lower()}{sentence[1:]}"
+    return f"{sentence}{_until_narrow(sides, gain)}"
 
 
 def _points(gain: Estimate) -> str:
@@ -309,11 +309,11 @@ def _lengths(sides: Sides) -> list[str]:
     if ratio.low is not None and ratio.high is not None and ratio.low <= 0 <= ratio.high:
         return []
     means = [round(side.prompt_tokens / side.known) for side in sides.total]
-    told = (
+    sentence = (
         f"the sides differ in prompt length: on average {means[0]:,} tokens in steered requests,"
         f" {means[1]:,} in {OTHERS}; so they may differ in what can be cached"
     )
-    return [told]
+    return [sentence]
 
 
 def _failures(steered: Side, others: Side) -> list[str]:
@@ -323,11 +323,11 @@ def _failures(steered: Side, others: Side) -> list[str]:
     chance = sqrt(pooled * (1 - pooled) * (1 / steered.requests + 1 / others.requests))
     if abs(shares[0] - shares[1]) <= _DEVIATIONS * chance:
         return []
-    told = (
+    sentence = (
         f"the sides differ in failures: {percent(shares[0])} of steered requests had no response or"
         f" status 5xx, {percent(shares[1])} of {OTHERS}; failed ones are in no share and no time"
     )
-    return [told]
+    return [sentence]
 
 
 def _sources(steered: Side, others: Side) -> list[str]:
@@ -336,9 +336,9 @@ def _sources(steered: Side, others: Side) -> list[str]:
     shares = steered.reported / steered.known, others.reported / others.known
     if abs(shares[0] - shares[1]) <= SHARES_DIFFER:
         return []
-    told = (
+    sentence = (
         "the sides differ in how cached tokens are known: engines reported them of"
         f" {percent(shares[0])} of steered requests and of {percent(shares[1])} of {OTHERS};"
         " the rest is predicted"
     )
-    return [told]
+    return [sentence]

@@ -29,7 +29,7 @@ MAX_TOKENS = 1_048_576
 _IDS_AT_ONCE = 16_384
 
 # Token ids, and whether the engine reads its cache for them.
-Read = tuple[Tokens, bool]
+GrpcPrompt = tuple[Tokens, bool]
 
 
 def parse(path: str, content: bytes) -> InferenceRequest:
@@ -51,7 +51,7 @@ def ids_of(path: str, content: bytes) -> Tokens:
     return _read(path, content)[0]
 
 
-def _read(path: str, content: bytes) -> Read:
+def _read(path: str, content: bytes) -> GrpcPrompt:
     message = _message(content)
     try:
         read = PATHS[path](message)
@@ -73,7 +73,7 @@ def _message(content: bytes) -> bytes:
     return content[_PREFIX_BYTES:]
 
 
-def _vllm(message: bytes) -> Read:
+def _vllm(message: bytes) -> GrpcPrompt:
     request = VllmRequest.FromString(message)
     sampling = request.sampling_params
     if sampling.HasField("truncate_prompt_tokens"):
@@ -85,7 +85,7 @@ def _vllm(message: bytes) -> Read:
     return _ids(request.tokenized.input_ids), not _has(sampling, "prompt_logprobs")
 
 
-def _sglang(message: bytes) -> Read:
+def _sglang(message: bytes) -> GrpcPrompt:
     request = SglangRequest.FromString(message)
     if _has(request, "mm_inputs"):
         raise RequestError("unsupported_media")
@@ -98,7 +98,7 @@ def _sglang(message: bytes) -> Read:
     return _ids(request.tokenized.input_ids), reads_cache
 
 
-def _trtllm(message: bytes) -> Read:
+def _trtllm(message: bytes) -> GrpcPrompt:
     request = TrtllmRequest.FromString(message)
     if _has(request, "multimodal_input") or request.tokenized.query_token_ids:
         raise RequestError("unsupported_media")
@@ -111,7 +111,7 @@ def _trtllm(message: bytes) -> Read:
     return _ids(request.tokenized.input_ids), True
 
 
-def _tokenspeed(message: bytes) -> Read:
+def _tokenspeed(message: bytes) -> GrpcPrompt:
     request = TokenspeedRequest.FromString(message)
     if _has(request, "mm_inputs"):
         raise RequestError("unsupported_media")
@@ -133,7 +133,7 @@ def _has(request: Any, *fields: str) -> bool:
 
 
 # The message of each path, and how to read its token ids.
-PATHS: dict[str, Callable[[bytes], Read]] = {
+PATHS: dict[str, Callable[[bytes], GrpcPrompt]] = {
     "/vllm.grpc.engine.VllmEngine/Generate": _vllm,
     "/vllm.grpc.engine.VllmEngine/Embed": _vllm,
     "/mlx.grpc.engine.MlxEngine/Generate": _vllm,

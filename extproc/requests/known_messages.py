@@ -21,7 +21,7 @@ _VALUE_BYTES = 400
 # What an entry takes besides what is written and read.
 _ENTRY_BYTES = 300
 
-Read = TypeVar("Read")
+Parsed = TypeVar("Parsed")
 
 
 def memory_of(written: bytes) -> int:
@@ -33,7 +33,7 @@ def memory_of(written: bytes) -> int:
     return 2 * (text_bytes + _VALUE_BYTES * (1 + values))
 
 
-class KnownMessages(Generic[Read]):
+class KnownMessages(Generic[Parsed]):
     """The messages of an API, by their bytes.
 
     Several threads may use it at once: at worst, the bytes of some messages are not counted.
@@ -44,17 +44,17 @@ class KnownMessages(Generic[Read]):
 
     def __init__(
         self,
-        read: Callable[[bytes], Read],
-        more_of: Callable[[Sequence[Read]], int] = lambda _: 0,
+        read: Callable[[bytes], Parsed],
+        more_of: Callable[[Sequence[Parsed]], int] = lambda _: 0,
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self._read, self._more_of = read, more_of
         self._most = max_bytes // 2
-        self._young: dict[bytes, Read] = {}
-        self._old: dict[bytes, Read] = {}
+        self._young: dict[bytes, Parsed] = {}
+        self._old: dict[bytes, Parsed] = {}
         self._young_bytes = 0
 
-    def read(self, messages: Sequence[msgspec.Raw]) -> list[Read]:
+    def read(self, messages: Sequence[msgspec.Raw]) -> list[Parsed]:
         """Returns what was read of each message.
 
         Raises:
@@ -66,10 +66,10 @@ class KnownMessages(Generic[Read]):
             return found  # type: ignore[return-value] # none is missing
         return self._completed(written, found)
 
-    def _completed(self, written: list[bytes], found: Sequence[Read | None]) -> list[Read]:
+    def _completed(self, written: list[bytes], found: Sequence[Parsed | None]) -> list[Parsed]:
         """Returns all messages, and keeps those that the younger generation does not have."""
         old, read = self._old.get, self._read
-        new: dict[bytes, Read] = {}
+        new: dict[bytes, Parsed] = {}
         whole = []
         for raw, known in zip(written, found, strict=True):
             one = known
@@ -80,7 +80,7 @@ class KnownMessages(Generic[Read]):
         self._keep(new)
         return whole
 
-    def _keep(self, new: dict[bytes, Read]) -> None:
+    def _keep(self, new: dict[bytes, Parsed]) -> None:
         all_written = b",".join(new)
         size = len(all_written) + memory_of(all_written) + _ENTRY_BYTES * len(new)
         size += self._more_of([*new.values()])

@@ -67,7 +67,7 @@ class PlainChat(msgspec.Struct, frozen=True, gc=False):
 
 
 # A request, and the model it is for.
-Read = tuple[InferenceRequest, ServedModel]
+ServedRequest = tuple[InferenceRequest, ServedModel]
 
 
 def _newest(_: str) -> ModelDialects:
@@ -271,7 +271,7 @@ class Queries:
             query = None
         return (query.prompts, query.forms) if query is not None else ((), 0)
 
-    def _read(self, path: str, body: bytes, speaks: DialectFor) -> Read | Query:
+    def _read(self, path: str, body: bytes, speaks: DialectFor) -> ServedRequest | Query:
         """Returns a request and its model, or the query if the request cannot be keyed."""
         try:
             request = parse(path, body, speaks)
@@ -348,7 +348,7 @@ class Queries:
 
     def _read_and_tokenized(
         self, path: str, body: bytes, timeline: Timeline, held: ThreadUse
-    ) -> tuple[Read | Query, bytes, float]:
+    ) -> tuple[ServedRequest | Query, bytes, float]:
         """Returns the query, or the request if workers tokenize it; its body, which has digests for
         the data of media; and when it was parsed.
         """
@@ -366,7 +366,7 @@ class Queries:
             return self._untokenized(request, served, error, outlined), body, parsed_at
         return read, body, parsed_at
 
-    def _read_elided(self, path: str, body: bytes) -> tuple[Read | Query, bytes]:
+    def _read_elided(self, path: str, body: bytes) -> tuple[ServedRequest | Query, bytes]:
         """Returns what `_read` does of a body, and the body, both with digests for media's data."""
         short, digests = self._media.digests.elided(body)
         if isinstance(body, OddBody):

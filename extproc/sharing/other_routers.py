@@ -320,7 +320,7 @@ class OtherRouters:
         if report.outlines:
             claims = (*claims, *report.outlines)
         bounds = (MAX_MARKS, other.remaining_marks, self._max_claims)
-        new_marks, unknown, excess = self._claims.record_told(
+        new_marks, unknown, excess = self._claims.record_reported(
             claims, places, other.claims, bounds, now
         )
         other.remaining_marks -= new_marks

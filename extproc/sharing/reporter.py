@@ -211,7 +211,7 @@ class Reporter:
             WorkerLoadReport(
                 ids.get(name) or self._id(name), in_flight, booked, sent, backlog, lately
             )
-            for name, (in_flight, booked, sent, backlog, lately) in loads.told(endpoints, now)
+            for name, (in_flight, booked, sent, backlog, lately) in loads.gauges(endpoints, now)
         ]
 
     def _messages(

@@ -23,30 +23,30 @@ const list = () => find("decision-list");
 const isRead = () => isPaused || list().querySelector("details[open]") !== null || list().contains(document.activeElement);
 const chosen = (kind) => find(`filter-${kind}`).value;
 
-const matches = (told) => FILTERS.every((kind) => !chosen(kind) || told[kind] === chosen(kind));
+const matches = (decision) => FILTERS.every((kind) => !chosen(kind) || decision[kind] === chosen(kind));
 
 async function open(details, id) {
   const into = details.querySelector("div");
-  if (!details.open || details.dataset.told) return;
+  if (!details.open || details.dataset.loaded) return;
   try {
-    const told = await ask(`/decisions/${id}`);
-    into.replaceChildren(sentence(told, "The router picked"), ...candidates(told).filter(Boolean));
-    details.dataset.told = "yes";
+    const decision = await ask(`/decisions/${id}`);
+    into.replaceChildren(sentence(decision, "The router picked"), ...candidates(decision).filter(Boolean));
+    details.dataset.loaded = "yes";
   } catch (error) {
     into.replaceChildren(make("p", { class: "fault" }, error.message));
   }
 }
 
-function line(told) {
-  const where = told.worker || "no worker";
-  const [, address] = place(where, told.pick[0]);
-  const details = make("details", { "data-id": told.id },
+function line(decision) {
+  const where = decision.worker || "no worker";
+  const [, address] = place(where, decision.pick[0]);
+  const details = make("details", { "data-id": decision.id },
     make("summary", {},
-      make("time", { datetime: new Date(told.at * 1000).toISOString() }, clock(told.at)),
-      make("span", { class: "said" }, make("strong", {}, where), address ? " " : "", address ?? null, told.prefill ? ` with ${named(told.prefill)}, which computes the prompt:` : "", ` ${inWords(told.reason, told.decided_by)}`, told.model ? ` · ${told.model}` : ""),
-      make("span", { class: "share", title: SHARE }, shortly(told))),
+      make("time", { datetime: new Date(decision.at * 1000).toISOString() }, clock(decision.at)),
+      make("span", { class: "said" }, make("strong", {}, where), address ? " " : "", address ?? null, decision.prefill ? ` with ${named(decision.prefill)}, which computes the prompt:` : "", ` ${inWords(decision.reason, decision.decided_by)}`, decision.model ? ` · ${decision.model}` : ""),
+      make("span", { class: "share", title: SHARE }, shortly(decision))),
     make("div", {}));
-  details.addEventListener("toggle", () => { open(details, told.id); release(); });
+  details.addEventListener("toggle", () => { open(details, decision.id); release(); });
   return make("li", {}, details);
 }
 
@@ -54,10 +54,10 @@ function line(told) {
 function put() {
   const found = kept.slice(waiting).filter(matches);
   const wanted = found.slice(0, shown);
-  const ids = new Set(wanted.map((told) => told.id));
+  const ids = new Set(wanted.map((decision) => decision.id));
   for (const id of lines.keys()) if (!ids.has(id)) lines.delete(id);
-  for (const told of wanted) if (!lines.has(told.id)) lines.set(told.id, line(told));
-  list().replaceChildren(...wanted.map((told) => lines.get(told.id)));
+  for (const decision of wanted) if (!lines.has(decision.id)) lines.set(decision.id, line(decision));
+  list().replaceChildren(...wanted.map((decision) => lines.get(decision.id)));
   find("more").hidden = found.length <= shown;
   find("more").textContent = `Show more (${found.length - wanted.length} kept)`;
   offer();
@@ -67,7 +67,7 @@ function put() {
 function offer() {
   for (const kind of FILTERS) {
     const select = find(`filter-${kind}`);
-    const values = [...new Set([...kept.map((told) => told[kind]).filter(Boolean), ...[select.value].filter(Boolean)])].sort();
+    const values = [...new Set([...kept.map((decision) => decision[kind]).filter(Boolean), ...[select.value].filter(Boolean)])].sort();
     if (select.options.length === values.length + 1 && values.every((value, at) => select.options[at + 1].value === value)) continue;
     const before = select.value;
     const words = (value) => (kind === "reason" ? value.replaceAll("_", " ") : value);
@@ -99,10 +99,10 @@ async function drawLast() {
   drawing = true;
   const { id } = last;
   try {
-    const told = await ask(`/decisions/${id}`);
-    const about = `${clock(told.at)} · request ${told.id}${told.model ? ` · model ${told.model}` : ""} · policy ${told.policy}`;
+    const decision = await ask(`/decisions/${id}`);
+    const about = `${clock(decision.at)} · request ${decision.id}${decision.model ? ` · model ${decision.model}` : ""} · policy ${decision.policy}`;
     find("last-body").replaceChildren(
-      make("p", { class: "quiet" }, about), sentence(told, "The router picked"), ...candidates(told, LAST_CANDIDATES).filter(Boolean));
+      make("p", { class: "quiet" }, about), sentence(decision, "The router picked"), ...candidates(decision, LAST_CANDIDATES).filter(Boolean));
     shownLast = id;
   } catch { /* the router is away, or made many others since: the newest is fetched next */ }
   setTimeout(() => { drawing = false; drawLast(); }, LAST_EVERY_MS);
@@ -115,7 +115,7 @@ function take({ decisions }) {
     waiting = shownLast = 0;
     lines.clear();
   }
-  const news = decisions.filter((told) => !kept.length || told.id > kept[0].id).reverse();
+  const news = decisions.filter((decision) => !kept.length || decision.id > kept[0].id).reverse();
   waiting = Math.min(waiting + news.length, MAX_KEPT);
   kept = [...news, ...kept].slice(0, MAX_KEPT);
   release();

@@ -22,13 +22,13 @@ async function explain(event) {
     return;
   }
   try {
-    const told = await ask("/explain", {
+    const decision = await ask("/explain", {
       method: "POST",
       headers: { "Content-Type": "application/json" },
       body: JSON.stringify({ path: find("explain-path").value, headers: {}, body }),
     });
     const answer = find("explain-answer");
-    answer.replaceChildren(make("h3", {}, "Now"), sentence(told, "It would go to"), ...candidates(told).filter(Boolean));
+    answer.replaceChildren(make("h3", {}, "Now"), sentence(decision, "It would go to"), ...candidates(decision).filter(Boolean));
     answer.hidden = false;
     answer.focus();
   } catch (error) {

@@ -53,10 +53,10 @@ const isPossible = (one) => !one.excluded && one.sampled;
 
 const strong = (text) => make("strong", {}, text);
 
-function because(told, first) {
-  const whole = plural(told.weighed_tokens ?? told.prompt_tokens, "prompt token");
+function because(decision, first) {
+  const whole = plural(decision.weighed_tokens ?? decision.prompt_tokens, "prompt token");
   const left = `${plural(Math.max(0, Math.round(first.cost_terms.uncached_tokens)), "token")} left to compute`;
-  switch (told.reason) {
+  switch (decision.reason) {
     case "overlap":
       return `it holds ${count(first.overlap_tokens)} of the ${whole} in its cache: ${left}.`;
     case "uncertain_overlap":
@@ -66,26 +66,26 @@ function because(told, first) {
     case "approximate_overlap":
       return `requests with the same prefix were sent there: ${count(first.approximate_tokens)} of the ${whole} are probably in its cache.`;
     case "nothing_cached":
-      if (told.loads) return `it holds none of the ${whole}, and can load from a store.`;
+      if (decision.loads) return `it holds none of the ${whole}, and can load from a store.`;
       return `no worker holds its prefix (${whole}), and this one had the least load.`;
     default:
-      if (told.reason.startsWith("policy_")) return `the policy ${told.reason.slice(7)} chose it, and it ignores caches.`;
-      return `${told.decided}: ${WITHOUT_PROMPT[told.reason] ?? `its tokens are not known (${told.reason})`}.`;
+      if (decision.reason.startsWith("policy_")) return `the policy ${decision.reason.slice(7)} chose it, and it ignores caches.`;
+      return `${decision.decided}: ${WITHOUT_PROMPT[decision.reason] ?? `its tokens are not known (${decision.reason})`}.`;
   }
 }
 
-function others(told, first) {
-  const able = told.candidates.filter((one) => isPossible(one) && one !== first);
+function others(decision, first) {
+  const able = decision.candidates.filter((one) => isPossible(one) && one !== first);
   const fuller = able.filter((one) => one.overlap_tokens > first.overlap_tokens);
   const tell = (one) => `cost ${count(one.cost)} against ${count(first.cost)} tokens of work`;
-  if (told.policy === "cost" && fuller.length) {
+  if (decision.policy === "cost" && fuller.length) {
     const most = fuller.reduce((a, b) => (b.overlap_tokens > a.overlap_tokens ? b : a));
     return ` ${most.name} holds more of it (${count(most.overlap_tokens)}), but has more load: ${tell(most)}.`;
   }
   const cheapest = () => able.reduce((a, b) => (b.cost < a.cost ? b : a), able[0]);
-  const next = able.find((one) => one.endpoint === told.pick[1]) ?? cheapest();
+  const next = able.find((one) => one.endpoint === decision.pick[1]) ?? cheapest();
   if (!next) return " No other worker could take it.";
-  if (told.policy === "cost" && next.cost === first.cost) return ` ${next.name} would have been as good (cost ${count(first.cost)} tokens of work): chance decided.`;
+  if (decision.policy === "cost" && next.cost === first.cost) return ` ${next.name} would have been as good (cost ${count(first.cost)} tokens of work): chance decided.`;
   return ` Next best was ${next.name}, which holds ${next.overlap_tokens ? count(next.overlap_tokens) : "none"}: ${tell(next)}.`;
 }
 
@@ -114,14 +114,14 @@ function seen({ media }) {
 }
 
 // The answer to the question, as a sentence.
-export function sentence(told, subject) {
-  const first = told.candidates.find((one) => one.endpoint === told.pick[0]);
-  if (!first) return make("p", { class: "verdict" }, `${subject} no worker: ${told.why}. ${WITHOUT_PICK[told.verdict] ?? ""}`);
+export function sentence(decision, subject) {
+  const first = decision.candidates.find((one) => one.endpoint === decision.pick[0]);
+  if (!first) return make("p", { class: "verdict" }, `${subject} no worker: ${decision.why}. ${WITHOUT_PICK[decision.verdict] ?? ""}`);
   const where = make("p", { class: "verdict" }, `${subject} `, strong(first.name), " because ");
-  where.append(because(told, first), others(told, first), computing(told), pulling(told), loading(told), seen(told));
-  if (told.steered === false) where.append(" It is not steered, so the proxy chooses.");
-  if (told.served && told.served === first.endpoint) where.append(" It answered.");
-  else if (told.served) where.append(told.steered === false ? " " : " But ", strong(named(told.served)), " answered.");
+  where.append(because(decision, first), others(decision, first), computing(decision), pulling(decision), loading(decision), seen(decision));
+  if (decision.steered === false) where.append(" It is not steered, so the proxy chooses.");
+  if (decision.served && decision.served === first.endpoint) where.append(" It answered.");
+  else if (decision.served) where.append(decision.steered === false ? " " : " But ", strong(named(decision.served)), " answered.");
   return where;
 }
 
@@ -160,8 +160,8 @@ function computed({ uncached_tokens: tokens, slowness, uncached, session, fetche
   return parts.length ? make("small", { class: "factors", title: FACTORS }, parts.join(", ")) : null;
 }
 
-function row(told, one, most) {
-  const at = told.pick.indexOf(one.endpoint);
+function row(decision, one, most) {
+  const at = decision.pick.indexOf(one.endpoint);
   const name = make("th", { role: "rowheader", scope: "row" }, one.name, " ");
   if (at === 0) name.append(pill("picked"));
   name.append(...place(one.name, one.endpoint).slice(1));
@@ -192,19 +192,19 @@ const HEADS = [
 ];
 
 // The candidates: the pick first, then by cost; at most this many.
-export function candidates(told, shown = MAX_CANDIDATES) {
-  const rank = (one) => [one.excluded ? 2 : one.sampled ? 0 : 1, told.pick.indexOf(one.endpoint) + 1 || 99, one.cost ?? 0];
-  const sorted = [...told.candidates].sort((a, b) => {
+export function candidates(decision, shown = MAX_CANDIDATES) {
+  const rank = (one) => [one.excluded ? 2 : one.sampled ? 0 : 1, decision.pick.indexOf(one.endpoint) + 1 || 99, one.cost ?? 0];
+  const sorted = [...decision.candidates].sort((a, b) => {
     const [x, y] = [rank(a), rank(b)];
     return x[0] - y[0] || x[1] - y[1] || x[2] - y[2];
   });
   const most = Math.max(...sorted.map((one) => (one.excluded ? 0 : one.cost ?? 0)), 1);
-  const body = make("tbody", { role: "rowgroup" }, ...sorted.slice(0, shown).map((one) => row(told, one, most)));
+  const body = make("tbody", { role: "rowgroup" }, ...sorted.slice(0, shown).map((one) => row(decision, one, most)));
   const head = make("tr", { role: "row" }, ...HEADS.map(([words, kind, title]) => make("th", { role: "columnheader", scope: "col", class: kind, title }, words)));
   const hidden = sorted.length - shown;
   return [
     make("table", { role: "table", class: "stacked candidates" },
-      make("caption", {}, "Cost of each candidate, in tokens of work (tokens × the worker's slowness): the lowest wins" + (told.policy === "cost" ? "" : ` with the policy cost; this was decided by ${told.policy}`)),
+      make("caption", {}, "Cost of each candidate, in tokens of work (tokens × the worker's slowness): the lowest wins" + (decision.policy === "cost" ? "" : ` with the policy cost; this was decided by ${decision.policy}`)),
       make("thead", { role: "rowgroup" }, head), body),
     make("div", { class: "under" },
       make("ul", { class: "legend", "aria-hidden": "true" },
@@ -216,10 +216,10 @@ export function candidates(told, shown = MAX_CANDIDATES) {
 }
 
 // The text of a line in the list.
-export function shortly(told) {
-  const whole = told.weighed_tokens;
-  const kinds = [["held", told.predicted_tokens], ["uncertain", told.uncertain_tokens], ["expected", told.speculative_tokens], ["probable", told.approximate_tokens]];
+export function shortly(decision) {
+  const whole = decision.weighed_tokens;
+  const kinds = [["held", decision.predicted_tokens], ["uncertain", decision.uncertain_tokens], ["expected", decision.speculative_tokens], ["probable", decision.approximate_tokens]];
   const [kind, hit] = kinds.find(([, tokens]) => tokens) ?? kinds[0];
-  const about = told.prompt_tokens ? "" : "about "; // estimated: its tokens are not known
+  const about = decision.prompt_tokens ? "" : "about "; // estimated: its tokens are not known
   return whole ? `${count(hit)} of ${about}${count(whole)} tokens ${kind} (${percent(hit, whole)})` : "no prompt";
 }

@@ -58,8 +58,8 @@ function reasons(worker) {
 
 // How much of its cache is in use, if the engine reports that: it does not report the cache's size.
 function usage(worker) {
-  const told = worker.feeds.map((feed) => feed.load?.cache_usage).filter((share) => share > 0);
-  return told.length ? Math.max(...told) : null;
+  const shares = worker.feeds.map((feed) => feed.load?.cache_usage).filter((share) => share > 0);
+  return shares.length ? Math.max(...shares) : null;
 }
 
 function tiers(worker) {
@@ -157,11 +157,11 @@ function row(worker, series) {
   const engine = worker.engine ? `${worker.engine.name} ${worker.engine.version}${front}` : "";
   const small = [worker.model, engine, worker.endpoint === worker.name ? "" : worker.endpoint].filter(Boolean).join(" · ");
   const down = worker.down ? pill("down", "worker down") : null;
-  const told = advice(worker);
+  const advised = advice(worker);
   return [
     make("th", { role: "rowheader", scope: "row" }, worker.name, " ", down, make("small", {}, small)),
     cell("Feed", { wide: true, title: TITLES.feed }, pill(worker.state), worker.state === "live" && lacks(worker) ? pill("degraded", isBehind(worker) ? "behind" : "no replay") : null,
-      make("small", {}, reasons(worker)), told ? make("small", { class: "advice" }, told) : null),
+      make("small", {}, reasons(worker)), advised ? make("small", { class: "advice" }, advised) : null),
     cell("Blocks held", { wide: true, title: TITLES.blocks }, ...tiers(worker).filter(Boolean)),
     cell("In flight", { number: true, title: TITLES.flying }, count(worker.in_flight), speed(worker)),
     cell("Hit rate, 15 minutes", { wide: true, title: TITLES.rate }, ...spark(series), outcome(worker), reuse(worker)),
@@ -184,9 +184,9 @@ function summarize(workers) {
   const draining = workers.filter((one) => one.draining).length;
   const down = workers.filter((one) => one.down).length;
   const parts = [...states].map(([state, number]) => `${count(number)} ${state}`);
-  const told = [parts.join(", ") || "none known", ...(draining ? [`${count(draining)} draining`] : []), ...(down ? [`${count(down)} down`] : [])].join("; ");
+  const words = [parts.join(", ") || "none known", ...(draining ? [`${count(draining)} draining`] : []), ...(down ? [`${count(down)} down`] : [])].join("; ");
   const flying = workers.reduce((all, worker) => all + worker.in_flight, 0);
-  show(find("fleet-summary"), `${plural(workers.length, "worker")}: ${told} · ${plural(flying, "request")} in flight`);
+  show(find("fleet-summary"), `${plural(workers.length, "worker")}: ${words} · ${plural(flying, "request")} in flight`);
 }
 
 // The figures at the top: how much was cached, and how much more than with round robin.
@@ -216,13 +216,13 @@ async function histories(names) {
     if (queries.at(-1).length + asked.length > MAX_QUERY) queries.push("");
     queries.push([queries.pop(), asked].filter(Boolean).join("&"));
   }
-  const told = { workers: {} };
+  const merged = { workers: {} };
   for (const query of queries) {
     const { fleet, workers } = await ask(`/history?${query}`);
-    told.fleet = fleet;
-    Object.assign(told.workers, workers);
+    merged.fleet = fleet;
+    Object.assign(merged.workers, workers);
   }
-  return told;
+  return merged;
 }
 
 export async function drawFleet() {
@@ -253,19 +253,19 @@ function sourceFault({ source, workers, age_seconds: age, fault, note }) {
 
 // What the router itself finds wrong, with what to do about it.
 export async function drawFaults() {
-  const told = await ask("/faults");
+  const faults = await ask("/faults");
   const place = find("faults");
-  place.hidden = !told.length;
-  const lines = told.map(({ subject, says, fix }) => make("li", {}, `${subject}: ${says}`, make("small", {}, `To do: ${fix}.`)));
+  place.hidden = !faults.length;
+  const lines = faults.map(({ subject, says, fix }) => make("li", {}, `${subject}: ${says}`, make("small", {}, `To do: ${fix}.`)));
   place.replaceChildren(...lines);
 }
 
 // The sources of workers that fail, or that list something wrong.
 export async function drawSources() {
-  const told = (await ask("/discovery")).filter(({ fault, note }) => fault || note);
+  const sources = (await ask("/discovery")).filter(({ fault, note }) => fault || note);
   const place = find("sources");
-  place.hidden = !told.length;
-  const lines = told.map((source) => make("li", {}, sourceFault(source)));
+  place.hidden = !sources.length;
+  const lines = sources.map((source) => make("li", {}, sourceFault(source)));
   place.replaceChildren(...lines);
 }
 
@@ -278,12 +278,12 @@ function routersSaid({ alone, routers }) {
 
 // The routers that this one shares with; nothing if sharing is off.
 export async function drawRouters() {
-  const told = await ask("/routers");
+  const routers = await ask("/routers");
   const place = find("routers");
-  place.hidden = !told;
-  if (!told) return;
-  place.className = told.alone ? "notice" : "quiet";
-  show(place, routersSaid(told));
+  place.hidden = !routers;
+  if (!routers) return;
+  place.className = routers.alone ? "notice" : "quiet";
+  show(place, routersSaid(routers));
 }
 
 // The share of requests that are steered, if not all; and why too few of these arrive, if so.
@@ -303,10 +303,10 @@ function keyedSaid({ api, requests, keyed, reasons }) {
 
 // The APIs by which requests came in the last 15 minutes, and how many of them could be keyed.
 export async function drawApis() {
-  const told = await ask("/apis");
+  const apis = await ask("/apis");
   const place = find("apis");
-  place.hidden = !told.length;
-  place.replaceChildren(...told.map((one) => make("li", {}, keyedSaid(one))));
+  place.hidden = !apis.length;
+  place.replaceChildren(...apis.map((one) => make("li", {}, keyedSaid(one))));
 }
 
 // The kinds of media that came in the last 15 minutes, and with how many items prompts were keyed.

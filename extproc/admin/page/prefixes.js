@@ -28,13 +28,13 @@ function row(prefix, fleet) {
 let drawn = "";
 
 export async function drawPrefixes(fleet) {
-  const told = await ask("/prefixes");
-  const state = JSON.stringify([told, fleet]);
+  const answer = await ask("/prefixes");
+  const state = JSON.stringify([answer, fleet]);
   if (state === drawn) return;
   drawn = state;
-  const shared = told.prefixes.filter((prefix) => prefix.requests > 1).length;
-  show(find("prefixes-summary"), told.prompts
-    ? `Of the last ${plural(told.prompts, "prompt")}, ${shared === 1 ? "1 prefix is" : `${shared || "no"} prefixes are`} shared by several${told.prefixes.length > shared ? "; the others stand here for one request each" : ""}.`
+  const shared = answer.prefixes.filter((prefix) => prefix.requests > 1).length;
+  show(find("prefixes-summary"), answer.prompts
+    ? `Of the last ${plural(answer.prompts, "prompt")}, ${shared === 1 ? "1 prefix is" : `${shared || "no"} prefixes are`} shared by several${answer.prefixes.length > shared ? "; the others stand here for one request each" : ""}.`
     : "No prompts yet.");
-  find("prefix-rows").replaceChildren(...told.prefixes.map((prefix) => row(prefix, fleet)));
+  find("prefix-rows").replaceChildren(...answer.prefixes.map((prefix) => row(prefix, fleet)));
 }

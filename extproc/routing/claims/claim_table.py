@@ -244,7 +244,7 @@ class ClaimTable:
         self._turn(now)
         return self._young.record(holdings, marks, now, now - self._lifetimes.speculative)
 
-    def record_told(
+    def record_reported(
         self,
         told: Sequence[ReportedClaim],
         places: ReportedPlaces,
@@ -258,7 +258,7 @@ class ClaimTable:
         """
         self._turn(now)
         since = now - self._lifetimes.speculative
-        return self._young.record_told(told, places, known, bounds, now, since)
+        return self._young.record_reported(told, places, known, bounds, now, since)
 
     def _turn(self, now: float) -> None:
         """Begins a new generation if the young one is full or old."""

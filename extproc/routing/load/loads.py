@@ -312,11 +312,11 @@ class Loads:
         others_waiting = max(0, report.waiting - own_waiting - shared_waiting)
         return least, most, others_waiting * self._mean_uncached
 
-    def told(self, endpoints: Sequence[str], now: float) -> list[tuple[str, ReportedGauges]]:
+    def gauges(self, endpoints: Sequence[str], now: float) -> list[tuple[str, ReportedGauges]]:
         """Returns this router's own load on those of the endpoints that are known, for others."""
         states, rate = self._endpoints, self._rate
         return [
-            (name, states[name].numbers.told(now, rate, UTILIZATION_SECONDS))
+            (name, states[name].numbers.reported(now, rate, UTILIZATION_SECONDS))
             for name in endpoints
             if name in states
         ]

@@ -166,7 +166,7 @@ def test_utilization_is_bounded_for_any_figures(sent: int, lately: int, is_whole
     assert other.load(A, 0.0).utilization <= MAX_REPORTED_WINDOWS
     other.others.forget(2 * FORGET_SECONDS)
     assert other.load(A, 40.0).utilization < 0.1
-    ((_, newcomer),) = other.loads.told([A], 2 * FORGET_SECONDS)
+    ((_, newcomer),) = other.loads.gauges([A], 2 * FORGET_SECONDS)
     assert Gauges(*newcomer).lately_tokens <= MAX_REPORTED_WINDOWS * 10_000
 
 
@@ -192,7 +192,7 @@ def test_claims_of_a_router_are_bounded(seconds: float) -> None:
     other = Router("other")
     introduce(other, RouterReport("one", 1, 1, 0), 0.0)
     recorded = Counter[str]()
-    record = other.sent.record_told
+    record = other.sent.record_reported
 
     def count(
         told: Sequence[ReportedClaim],
@@ -205,7 +205,7 @@ def test_claims_of_a_router_are_bounded(seconds: float) -> None:
         recorded["n"] += counts[0]
         return counts
 
-    other.sent.record_told = count  # type: ignore[method-assign]
+    other.sent.record_reported = count  # type: ignore[method-assign]
     for sequence in range(2, 3_000):
         now = seconds * sequence / 3_000
         begun = claims_of(sequence * MAX_CLAIMS, 25)

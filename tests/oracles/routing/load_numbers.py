@@ -93,7 +93,7 @@ class PlainNumbers:
         self.lately_tokens = self.lately(now, window)
         self.backlog_tokens, self.backlog_at = min(backlog, most), now
 
-    def told(self, now: float, rate: float, window: float, /) -> ReportedGauges:
+    def reported(self, now: float, rate: float, window: float, /) -> ReportedGauges:
         """Returns what this router tells others of its own requests, as `Gauges`."""
         booked = self.booked_tokens + self.shared_tokens
         own_part = self.booked_tokens / booked if booked else 0.0

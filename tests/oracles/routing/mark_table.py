@@ -70,7 +70,7 @@ class PlainMarkTable:
         """Puts a new claim to its marks, and returns it; since: the second argument of `fewer`."""
         return self._record(holdings, marks.keys, marks.lengths, now, since)
 
-    def record_told(
+    def record_reported(
         self,
         told: Sequence[ReportedClaim],
         places: ReportedPlaces,
@@ -80,7 +80,7 @@ class PlainMarkTable:
         since: float,
         /,
     ) -> ReportedCounts:
-        """Puts the claims of another router to their marks; see `ClaimTable.record_told`."""
+        """Puts the claims of another router to their marks; see `ClaimTable.record_reported`."""
         left, most_new, most_claims = bounds
         new, unknown, excess = 0, 0, 0
         for one in told:

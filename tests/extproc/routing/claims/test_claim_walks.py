@@ -58,7 +58,7 @@ class Both:
         assert made[0] is made[1]
         assert (made[0].lengths, made[0].keys) == (marks.lengths, marks.keys)
 
-    def record_told(self, rng: Random, holdings: Sequence[Holdings], now: float) -> None:
+    def record_reported(self, rng: Random, holdings: Sequence[Holdings], now: float) -> None:
         told = tuple(
             ClaimReport(rng.randrange(12), rng.randrange(5), packed(rng.choices(KEYS, k=count)))
             for count in rng.choices(range(1, 5), k=rng.randrange(6))
@@ -66,7 +66,7 @@ class Both:
         places = {number: ("10.0.0.1:1", one) for number, one in enumerate(holdings[:4])}
         bounds = rng.randrange(20), rng.random() * 20, rng.randrange(1, 9)
         counts = [
-            one.record_told(told, places, known, bounds, now, now - 4.0)
+            one.record_reported(told, places, known, bounds, now, now - 4.0)
             for one, known in zip(self, self.known, strict=True)
         ]
         assert counts[0] == counts[1]
@@ -100,7 +100,7 @@ def step(rng: Random, both: Both, now: float) -> None:
     if rng.random() < 0.5:
         both.record(holdings, keys, now)
     else:
-        both.record_told(rng, [holdings, *[one.holdings for one in claims]], now)
+        both.record_reported(rng, [holdings, *[one.holdings for one in claims]], now)
     if claims and rng.random() < 0.3:
         both.withdraw(rng.choice(claims))
 
@@ -145,7 +145,7 @@ def test_table_frees_its_claims_with_itself() -> None:
         made = table(lambda *_: claim)
         made.record(claim.holdings, marks, 0.0, 0.0)
         made.record(claim.holdings, marks, 0.0, 0.0)
-        made.record_told(told, places, {}, (99, 99.0, 9), 0.0, 0.0)
+        made.record_reported(told, places, {}, (99, 99.0, 9), 0.0, 0.0)
         made.withdraw(claim)
         made.stretches(marks.lengths, marks.keys)
         del made
@@ -158,9 +158,9 @@ def test_claims_that_are_told_again_keep_their_number() -> None:
         known: dict[int, Claim] = {}
         told = tuple(ClaimReport(number, 1, packed((number,))) for number in (1, 1, 2))
         places = {1: ("", Holdings("a"))}
-        assert made.record_told(told, places, known, (9, 9.0, 9), 0.0, 0.0) == (2, 0, 0)
+        assert made.record_reported(told, places, known, (9, 9.0, 9), 0.0, 0.0) == (2, 0, 0)
         first = known[1]
-        assert made.record_told(told, places, known, (9, 9.0, 9), 0.0, 0.0) == (0, 0, 0)
+        assert made.record_reported(told, places, known, (9, 9.0, 9), 0.0, 0.0) == (0, 0, 0)
         assert known[1] is first
 
 
@@ -212,4 +212,4 @@ def test_compiled_tables_refuse_what_is_of_another_type() -> None:
 def test_compiled_tables_refuse_to_record_what_is_of_another_type(given_instead: Any) -> None:
     told, places, known, bounds = given_instead
     with pytest.raises((TypeError, AttributeError, IndexError)):
-        table().record_told(told, places, known, bounds, 0.0, 0.0)
+        table().record_reported(told, places, known, bounds, 0.0, 0.0)

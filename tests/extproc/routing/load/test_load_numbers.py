@@ -34,12 +34,12 @@ def step(
         numbers.shared, numbers.shared_tokens = rng.randrange(9), rng.randrange(2**50)
     elif kind == 5:
         more = rng.choice((0, rng.randrange(99_999)))
-        told = (rng.randrange(-3, 4), rng.randrange(-(2**40), 2**40), more, more / 3)
-        numbers.share(*told, now, RATE, WINDOW, 4 * RATE * WINDOW)
+        reported = (rng.randrange(-3, 4), rng.randrange(-(2**40), 2**40), more, more / 3)
+        numbers.share(*reported, now, RATE, WINDOW, 4 * RATE * WINDOW)
     else:
         numbers.bound(tokens, now, WINDOW)
     looks = [numbers.backlog(now + 0.1, RATE), numbers.lately(now + 0.1, WINDOW)]
-    told_by_us = numbers.told(now + 0.1, RATE, WINDOW)
+    told_by_us = numbers.reported(now + 0.1, RATE, WINDOW)
     return [left, *looks, *told_by_us, *[getattr(numbers, name) for name in NAMES]]
 
 
