@@ -19,16 +19,18 @@ FLEET = ""
 
 
 class Figures(NamedTuple):
-    """The figures of one worker: current ones, and those of the last step's requests to it.
-
-    average_tokens: how many tokens of those prompts the workers held on average.
-    """
+    """The figures of one worker: current ones, and those of the last step's requests."""
 
     in_flight: int
     blocks: int
+    # Of the prompts that were sent to it: all, those that it certainly held, and those that the
+    # workers held on average.
     prompt_tokens: int
     predicted_tokens: int
     average_tokens: int = 0
+    # Of the prompts that it answered and whose cached tokens its engine reported: all, and these.
+    answered_tokens: int = 0
+    reported_tokens: int = 0
 
 
 _COLUMNS = Figures._fields

@@ -10,6 +10,7 @@ from extproc.admin.history import Figures, History
 from extproc.admin.prefixes import RecentPrompts
 from extproc.admin.recent import RecentDecisions
 from extproc.features.feature import Feature
+from extproc.observing.outcomes import Outcome
 from extproc.requests.request import RoutingRequest
 from extproc.routing.decision import Basis, Decision
 from extproc.routing.inputs.query import Query
@@ -35,7 +36,7 @@ class Observations(Feature):
         self.recent = RecentDecisions()
         self.prompts = RecentPrompts()
         self.history = History()
-        self._routed: dict[str, _StepTokens] = {}
+        self._steps: dict[str, _StepTokens] = {}
         # Each kept decision uses up a share of a second. None is kept while the shares reach
         # further ahead of the time than those of a burst; half a share allows for rounding.
         self._burst_seconds = (kept_at_once - 0.5) / KEPT_PER_SECOND
@@ -52,14 +53,29 @@ class Observations(Feature):
                 self.prompts.add(prompt)
         basis, worker = decision.basis, decision.worker
         if basis.prompt_tokens and worker and decision.is_steered:
-            routed = self._routed.get(worker)
-            if routed is None:
-                routed = self._routed[worker] = _StepTokens()
+            routed = self._step_of(worker)
             routed.prompt_tokens += basis.prompt_tokens
             routed.held_tokens += basis.certain_tokens
             if is_kept:  # this reads every worker, so it is not done for each of very many requests
                 routed.compared_tokens += basis.prompt_tokens
                 routed.average_tokens += mean_held_tokens(basis)
+
+    def note_end(
+        self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_placed: bool
+    ) -> None:
+        """Counts what an engine reported that it found in its cache."""
+        if outcome is None or not outcome.worker or outcome.reported.cached_tokens is None:
+            return
+        tokens = outcome.reported.prompt_tokens or outcome.prompt_tokens
+        step = self._step_of(outcome.worker)
+        step.answered_tokens += tokens
+        step.reported_tokens += min(outcome.reported.cached_tokens, tokens)
+
+    def _step_of(self, worker: str) -> "_StepTokens":
+        step = self._steps.get(worker)
+        if step is None:
+            step = self._steps[worker] = _StepTokens()
+        return step
 
     def note_server(self, decision: Decision, endpoint: str) -> None:
         """Records which endpoint answered a request."""
@@ -80,10 +96,10 @@ class Observations(Feature):
 
         fills: requests in flight and blocks of every worker. at: seconds since the epoch.
         """
-        routed, self._routed = self._routed, {}
+        steps, self._steps = self._steps, {}
         nothing = _StepTokens()
         figures = {
-            name: Figures(*fill, *routed.get(name, nothing).figures())
+            name: Figures(*fill, *steps.get(name, nothing).figures())
             for name, fill in fills.items()
         }
         self.history.sample(at, figures)
@@ -91,26 +107,28 @@ class Observations(Feature):
 
 @dataclass(slots=True)
 class _StepTokens:
-    """Prompt tokens of one step's requests to a worker.
-
-    held_tokens: tokens that it certainly held. compared_tokens: tokens of the requests for which
-    every worker was compared. average_tokens: of these, how many the workers held on average.
-    """
+    """Prompt tokens of one step's requests to a worker, and of those that it answered."""
 
     prompt_tokens: int = 0
+    # That it certainly held.
     held_tokens: int = 0
+    # Of the requests for which every worker was compared, and how many the workers held on average.
     compared_tokens: int = 0
     average_tokens: float = 0.0
+    # Of the answers whose engine reported cached tokens, and these.
+    answered_tokens: int = 0
+    reported_tokens: int = 0
 
-    def figures(self) -> tuple[int, int, int]:
-        """Returns the tokens of all prompts, those held, and those held on average.
+    def figures(self) -> tuple[int, int, int, int, int]:
+        """Returns the tokens of `Figures`, in their order.
 
         If no request was compared, the held tokens are used as the average: nothing was saved.
         """
         average: float = self.held_tokens
         if self.compared_tokens:
             average = self.average_tokens * self.prompt_tokens / self.compared_tokens
-        return self.prompt_tokens, self.held_tokens, round(average)
+        held = self.prompt_tokens, self.held_tokens, round(average)
+        return *held, self.answered_tokens, self.reported_tokens
 
 
 def mean_held_tokens(basis: Basis) -> float:

@@ -179,7 +179,7 @@ def test_gain_figures_compare_saved_tokens_with_round_robin(
         return noun == "tokens" and int(tokens.replace(",", "")) > 0
 
     browser.until(is_saved, "tokens are saved")
-    assert browser.texts("#gain-rate")[0].endswith(" %")
+    assert browser.texts("#gain-certain")[0].endswith(" %")
     assert "round robin would have found" in browser.texts("#gain-words")[0]
 
 
@@ -290,8 +290,7 @@ def test_page_is_no_wider_than_the_screen(
 
 SPEED = """
 const small = document.createElement("small");
-small.className = "unbroken";
-small.append("computes 41,234 tokens/s (63 % sure)");
+small.append("prompt speed 41,234 tokens/s; costs use 38,100");
 document.querySelector("#workers .number").append(small);
 return document.documentElement.scrollWidth;
 """
@@ -378,7 +377,7 @@ def test_events_switch_is_shown(browser: Browser, system: Background[System]) ->
 
     system.do(switch(enabled=False))
     try:
-        browser.until(lambda: browser.texts("#events") == ["events off"], "events are off")
+        browser.until(lambda: browser.texts("#events") == ["KV events: off"], "events are off")
         assert browser.one("#events-off").is_displayed()
     finally:
         system.do(switch(enabled=True))

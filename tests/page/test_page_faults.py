@@ -17,6 +17,7 @@ from extproc.observing.usage import Usage
 from extproc.proof.state import Comparison, GoldenVerdict
 from extproc.requests.prompt import CONVERSATION
 from extproc.requests.request import PLAIN_REQUEST, Head, RoutingRequest
+from extproc.routing.decision import Decision
 from extproc.routing.inputs.query import Query
 from kvstate.overlap import Overlap
 from simulator.worker import SimulatedWorker
@@ -257,9 +258,33 @@ def test_reported_tokens_are_shown_beside_the_prediction(browser: Browser) -> No
     with in_background(serving()) as served, browser.visiting():
         served.it.workers.records[WORKER].outcomes.drift.count(outcome, lambda: AFTERWARDS)
         browser.open(f"{served.it.url}/")
-        assert browser.texts("#workers .outcome") == [
-            "predicted 48, reported 32 tokens in 1 request; wrong: evicted 1"
-        ]
+        (text,) = browser.texts("#workers .outcome")
+        assert text.startswith(
+            "48 cached tokens predicted, 32 reported by the engine, in 1 request"
+        )
+        assert text.endswith("requests where these differ, by cause: evicted 1")
+
+
+@pytest.mark.parametrize(
+    ("usage", "shown"), [(Usage(64, 32), "50 %"), (Usage(64, None), "not reported")]
+)
+def test_headline_is_what_engines_reported_and_not_what_was_certain(
+    browser: Browser, usage: Usage, shown: str
+) -> None:
+    outcome = Outcome("m", WORKER, False, 200, 0.1, 64, 16, usage, is_comparable=True)
+    made = decided({WORKER: Overlap(16, (1, 0, 0, 0), 0)}, names=[WORKER])
+    with in_background(serving()) as served, browser.visiting():
+        served.do(_answered(served.it, made, outcome))
+        browser.open(f"{served.it.url}/")
+        browser.until(lambda: browser.texts("#gain-rate") == [shown], "the share")
+        browser.until(lambda: browser.texts("#gain-certain") == ["50 %"], "of 32 prompt tokens")
+
+
+async def _answered(served: Served, decision: Decision, outcome: Outcome) -> None:
+    observations = served.observations
+    observations.begin(PLAIN_REQUEST, Query("m"), decision, 0.0)
+    observations.note_end(decision, outcome, is_booked=True, is_placed=True)
+    observations.sample(5.0, {WORKER: (0, 0)})
 
 
 def test_draining_worker_and_absent_source_are_shown(browser: Browser) -> None:

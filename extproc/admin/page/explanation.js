@@ -120,8 +120,8 @@ export function sentence(decision, subject) {
   const where = make("p", { class: "verdict" }, `${subject} `, strong(first.name), " because ");
   where.append(because(decision, first), others(decision, first), computing(decision), pulling(decision), loading(decision), seen(decision));
   if (decision.steered === false) where.append(" It is not steered, so the proxy chooses.");
-  if (decision.served && decision.served === first.endpoint) where.append(" It answered.");
-  else if (decision.served) where.append(decision.steered === false ? " " : " But ", strong(named(decision.served)), " answered.");
+  if (decision.served && decision.served === first.endpoint) where.append(` ${first.name} answered the request.`);
+  else if (decision.served) where.append(decision.steered === false ? " " : " But ", strong(named(decision.served)), " answered the request.");
   return where;
 }
 
@@ -152,7 +152,7 @@ const FACTORS = "Slowness: how long the worker takes for a token, against the co
 // How the cost of computing comes about, where it is not the number of tokens itself.
 function computed({ uncached_tokens: tokens, slowness, uncached, session, fetched }) {
   const weight = tokens > 0 && slowness > 0 ? uncached / (tokens * slowness) : 1;
-  const factors = [[slowness, "slowness"], [weight, "weight"]].filter(([factor]) => Math.abs(factor - 1) >= 0.005);
+  const factors = [[slowness, "(slowness)"], [weight, "(weight)"]].filter(([factor]) => Math.abs(factor - 1) >= 0.005);
   const parts = [];
   if (tokens > 0 && factors.length) parts.push([plural(Math.round(tokens), "token"), ...factors.map(([factor, name]) => `${factor.toFixed(2)} ${name}`)].join(" × "));
   if (session >= 0.5) parts.push(`less ${count(session)} for its conversation`);

@@ -91,8 +91,8 @@ function outcome({ predictions }) {
   if (!predictions?.requests) return null;
   const { requests, predicted_tokens: predicted, reported_tokens: reported } = predictions;
   const causes = Object.entries(predictions.causes).map(([cause, times]) => `${cause.replaceAll("_", " ")} ${count(times)}`);
-  const wrong = causes.length ? `; wrong: ${causes.join(", ")}` : "";
-  return make("small", { class: "outcome", title: "Cached tokens that the router predicted, and those that the engine's answers reported." }, `predicted ${count(predicted)}, reported ${count(reported)} tokens in ${plural(requests, "request")}${wrong}`);
+  const wrong = causes.length ? `; requests where these differ, by cause: ${causes.join(", ")}` : "";
+  return make("small", { class: "outcome", title: "Cached tokens that the router predicted, and those that the engine's answers reported." }, `${plural(predicted, "cached token")} predicted, ${count(reported)} reported by the engine, in ${plural(requests, "request")}${wrong}`);
 }
 
 const BARS = 30; // half a minute each, for the last 15 minutes
@@ -140,15 +140,16 @@ function spark(series) {
 
 function speed(worker) {
   const { tokens_per_second: own, used_tokens_per_second: used, confidence } = worker.speed;
-  const title = `${TITLES.speed} Costs use ${count(used)} tokens/s now.`;
-  return confidence ? make("small", { class: "unbroken", title }, `computes ${count(own)} tokens/s (${percent(confidence, 1)} sure)`) : null;
+  const differs = Math.abs(own - used) >= 0.01 * used;
+  const words = `prompt speed ${count(own)} tokens/s${differs ? `; costs use ${count(used)}` : ""}`;
+  return confidence ? make("small", { title: TITLES.speed }, words) : null;
 }
 
 const TITLES = {
   feed: "The stream of events in which a worker reports its cache's contents; live means that nothing is missing.",
   blocks: "Blocks of tokens that the worker holds in its cache, as its events say.",
   flying: "Requests that this router sent there and that have not ended.",
-  speed: "How fast the worker computes prompts, learned from its events and answers, and how sure that is. Until it is sure, costs use a speed between this one and the fleet's.",
+  speed: "How many prompt tokens a second the worker computes, learned from its events and answers. Costs use a speed between this one and the fleet's until enough prompts were seen.",
   rate: "Of the prompt tokens of the requests sent there, the share that the worker certainly held when they were sent.",
 };
 
@@ -162,9 +163,9 @@ function row(worker, series) {
     make("th", { role: "rowheader", scope: "row" }, worker.name, " ", down, make("small", {}, small)),
     cell("Feed", { wide: true, title: TITLES.feed }, pill(worker.state), worker.state === "live" && lacks(worker) ? pill("degraded", isBehind(worker) ? "behind" : "no replay") : null,
       make("small", {}, reasons(worker)), advised ? make("small", { class: "advice" }, advised) : null),
-    cell("Blocks held", { wide: true, title: TITLES.blocks }, ...tiers(worker).filter(Boolean)),
-    cell("In flight", { number: true, title: TITLES.flying }, count(worker.in_flight), speed(worker)),
-    cell("Hit rate, 15 minutes", { wide: true, title: TITLES.rate }, ...spark(series), outcome(worker), reuse(worker)),
+    cell("Cache", { wide: true, title: TITLES.blocks }, ...tiers(worker).filter(Boolean)),
+    cell("Requests in flight", { number: true, title: TITLES.flying }, count(worker.in_flight), speed(worker)),
+    cell("Held for certain at the pick, 15 minutes", { wide: true, title: TITLES.rate }, ...spark(series), outcome(worker), reuse(worker)),
   ];
 }
 
@@ -193,10 +194,12 @@ function summarize(workers) {
 function tellGain(fleet) {
   const [prompts, held, average] = [sum(fleet?.prompt_tokens), sum(fleet?.predicted_tokens), sum(fleet?.average_tokens)];
   const saved = held - average;
-  show(find("gain-rate"), prompts ? percent(held, prompts) : "–");
+  const [answered, reported] = [sum(fleet?.answered_tokens), sum(fleet?.reported_tokens)];
+  show(find("gain-rate"), answered ? percent(reported, answered) : "not reported");
+  show(find("gain-certain"), prompts ? percent(held, prompts) : "–");
   show(find("gain-saved"), prompts ? plural(Math.max(0, saved), "token") : "–");
   show(find("gain-words"), !prompts ? "Of the last 15 minutes. No prompts yet."
-    : `Of the last 15 minutes, in ${plural(prompts, "prompt token")}. Estimate: with the caches as they are, round robin would have found ${percent(average, prompts)} of them cached. The report measures it.`);
+    : `Of the last 15 minutes, in ${plural(prompts, "prompt token")}. ${answered ? "" : "What engines find is read from their answers with accounting.responses: usage. "}Estimate: with the caches as they are, round robin would have found ${percent(average, prompts)} cached. To measure it, steer a part of the requests (steering.percent) and read the report.`);
 }
 
 function redraw(place, key, cells) {
@@ -322,6 +325,6 @@ export async function drawEvents() {
   const { enabled } = await ask("/events");
   const place = find("events");
   place.dataset.state = enabled ? "on" : "off";
-  show(place, enabled ? "events on" : "events off");
+  show(place, enabled ? "KV events: on" : "KV events: off");
   find("events-off").hidden = enabled;
 }

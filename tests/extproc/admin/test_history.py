@@ -27,6 +27,8 @@ def test_history_of_the_fleet_is_the_sum_of_its_workers() -> None:
         "prompt_tokens": 200,
         "predicted_tokens": 80,
         "average_tokens": 0,
+        "answered_tokens": 0,
+        "reported_tokens": 0,
     }
     assert history.names() == ["a", "b"]
 

@@ -1,3 +1,4 @@
+import pytest
 from msgspec.structs import replace
 
 from extproc.admin.observations import (
@@ -6,6 +7,8 @@ from extproc.admin.observations import (
     Observations,
     mean_held_tokens,
 )
+from extproc.observing.outcomes import Outcome
+from extproc.observing.usage import Usage
 from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.decision import Decision
 from extproc.routing.inputs.query import Query
@@ -93,3 +96,19 @@ def test_served_answer_is_noted_with_its_request() -> None:
     observations.note_server(decision, "9.9.9.9:1")
     (kept,) = observations.recent.newest_after(0)
     assert kept.served == "9.9.9.9:1"
+
+
+@pytest.mark.parametrize(
+    ("usage", "answered", "reported"),
+    [(Usage(64, 48), 64, 48), (Usage(None, 48), 32, 32), (Usage(64, None), 0, 0)],
+)
+def test_sample_counts_the_tokens_that_engines_reported_as_cached(
+    usage: Usage, answered: int, reported: int
+) -> None:
+    observations = Observations(Clock())
+    outcome = Outcome("m", "a:1", False, 200, 0.1, 32, 16, usage, is_comparable=True)
+    for one in (outcome, outcome._replace(worker=""), None):
+        observations.note_end(decided(HELD), one, is_booked=True, is_placed=True)
+    observations.sample(5.0, {"a:1": (0, 0)})
+    series = observations.history.series("a:1")
+    assert (series["answered_tokens"], series["reported_tokens"]) == ([answered], [reported])
