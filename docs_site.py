@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent
 PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "CODE_OF_CONDUCT.md": "conduct.md",
     "SECURITY.md": "reporting.md",
     "README.md": "index.md",
     "benchmarks/results.md": "internals/results.md",
