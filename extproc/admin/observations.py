@@ -24,7 +24,7 @@ KEPT_AT_ONCE = 512
 class Observations(Feature):
     """The last decisions and prompts, and the fleet over time.
 
-    Decisions are kept up to a rate, with room for bursts; every request counts in the figures.
+    Decisions are kept up to a rate, with room for bursts; the figures count every steered request.
 
     clock: seconds since the epoch. kept_at_once: how many decisions of a burst are kept.
     is_closed: whether the router is stopping, so that no more will follow.
@@ -61,7 +61,7 @@ class Observations(Feature):
                 routed.average_tokens += mean_held_tokens(basis)
 
     def note_end(
-        self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_placed: bool
+        self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_sent: bool
     ) -> None:
         """Counts what an engine reported that it found in its cache."""
         if outcome is None or not outcome.worker or outcome.reported.cached_tokens is None:

@@ -92,7 +92,11 @@ class Disaggregator:
         ticket = self._ledger.book(decision, now, None, uncached_tokens=0.0)
         if ticket is None:
             return None
-        leg = self._ledger.begin(prefill, prefill.uncached_tokens, now, prompt)
+        try:
+            leg = self._ledger.begin(prefill, prefill.uncached_tokens, now, prompt)
+        except BaseException:  # nobody gets the ticket that would release it
+            self._ledger.lose(ticket, now)
+            raise
         ticket.leg = leg
         load = self._ledger.loads.load(leg.endpoint, now)
         seconds = LEG_SLACK * load.backlog_tokens * load.slowness / self._rate

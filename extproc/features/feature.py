@@ -18,8 +18,8 @@ Each enabled feature is asked at these points of a request's way, in the order i
 A feature that is off is not in the list, and each point asks only the features that have its hook
 (`extproc.features.hooks`), so what is off costs nothing. The decision knows terms, charges and
 fetches (`extproc.routing.cost`), and imports no feature. An error in a hook is logged: in `terms`
-and `dress`, the request is routed by load; in others, the hook is left out; in `write`, the stream
-ends, and the proxy does what its failure mode says.
+and `dress`, the request is routed by load; in others, the hook is left out; in `describe` and
+`write`, the stream ends, and the proxy does what its failure mode says.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ from extproc.requests.refusals import Refusal
 from extproc.requests.request import RoutingRequest
 from extproc.requests.trusted_headers import TrustedHeaders
 from extproc.routing.cost.term import Term
-from extproc.routing.decision import Decision
+from extproc.routing.decision import Decision, Verdict
 from extproc.routing.inputs.query import Query
 from extproc.routing.inputs.snapshot import Snapshot
 
@@ -76,8 +76,12 @@ class Feature:
     def begin(self, request: RoutingRequest, query: Query, decision: Decision, now: float) -> None:
         """Notes that a call of a model is about to be booked where it was decided, if anywhere."""
 
-    def note_placed(self, decision: Decision, *, is_booked: bool) -> None:
-        """Notes that a request was decided. is_booked: whether it is a worker's load now."""
+    def note_placed(self, decision: Decision, verdict: Verdict, *, is_booked: bool) -> None:
+        """Notes that a request was decided.
+
+        verdict: what becomes of it; the decision's, unless only the proxy may choose. is_booked:
+        whether it is a worker's load now.
+        """
 
     def write(self, decision: Decision, path: str, body: Body | None) -> Written | Refusal:
         """Returns what is written into a request that goes where it was decided, or its refusal.
@@ -90,12 +94,12 @@ class Feature:
         """Notes which endpoint answered a request."""
 
     def note_end(
-        self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_placed: bool
+        self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_sent: bool
     ) -> None:
         """Notes that a request that was decided is over.
 
         outcome: of its response, None if that is not known. is_booked: whether it was a worker's
-        load. is_placed: whether the proxy got its answers; if not, it was refused, or failed.
+        load. is_sent: whether the proxy was to send it on; if not, it was refused, or it failed.
         """
 
     def collectors(self) -> Iterable[Collector]:

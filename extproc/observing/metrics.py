@@ -203,11 +203,12 @@ class Metrics(Collector):
         """Returns how many requests were placed for a reason."""
         return self._decisions.for_reason(reason)
 
-    def observe_outcome(self, outcome: Outcome) -> None:
-        """Counts an ended request, if the proxy sent its response."""
+    def observe_outcome(self, outcome: Outcome) -> Outcome:
+        """Counts an ended request; returns it with the figures that its worker leaves out."""
         completed = self._outcomes.count(outcome)
         speed = self._fleet.tokens_per_second(completed.worker)
         self.report.feed(completed, speed, self._clock())
+        return completed
 
     def note_shed(self, of_class: str) -> None:
         """Notes for the report that a request of a class was refused, since all are busy."""

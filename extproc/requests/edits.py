@@ -1,8 +1,8 @@
 """The one rule for what a client may not say of itself in a body, and what the router says instead.
 
-Three features change bodies. Each names members that it takes out; the router alone may write them:
+Three duties change bodies. Each names members that it takes out; the router alone may write them:
 
-    feature     takes out                                            adds
+    duty        takes out                                            adds
     tenants     `cache_salt`; of responses, `request_id`             both
     classes     `priority`                                           it, where the engine reads it
     transfers   `kv_transfer_params` and others (reserved_fields)    them, where a worker pulls
@@ -11,7 +11,7 @@ A body that is not read with certainty may have such members. What is not certai
 tenants always, since its blocks would be shared; by transfers, if one of their names may be in it;
 by classes, if an engine may read a priority in it. Certain is that the engines' front ends, which
 read with Python's json, find no object in a body (`Unclear.NO_OBJECT`): then they find no member
-either. With none of the features on, nothing is read and nothing refused.
+either. With none of the duties, nothing is read and nothing refused.
 """
 
 from functools import lru_cache

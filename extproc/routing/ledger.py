@@ -274,7 +274,11 @@ class Ledger:
         ticket = self.loads.begin(
             decision.pick[0], uncached, now, decision.rank, prompt, is_sure=is_sure, level=level
         )
-        self._claim(ticket, decision, decision.worker, now)
+        try:
+            self._claim(ticket, decision, decision.worker, now)
+        except BaseException:  # nobody gets the ticket that would release it
+            self.loads.end(ticket, now)
+            raise
         return ticket
 
     def _claim(self, ticket: Ticket, decision: Decision, worker: str, now: float) -> None:

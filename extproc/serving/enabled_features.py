@@ -1,4 +1,4 @@
-"""The features of a router: the one list of them."""
+"""The features that a configuration alone makes; `extproc.running.app` adds the others."""
 
 from collections.abc import Callable, Sequence
 

@@ -13,8 +13,8 @@ An exchange is in one phase at a time:
     CLOSED     all is released and accounted for        nothing                  -
 
 From the decision on there is a `PlacedRequest`, which holds what must be ended: the load, the
-record, the answers that are awaited. It is settled once: at the end of the stream, or, if the
-stream ended while the router was deciding, as soon as it has decided.
+record, the answers that are awaited. It is settled once: at the end of the stream, or as soon as
+the router has decided, if the stream ended meanwhile, or the request is refused.
 """
 
 import logging
@@ -158,6 +158,12 @@ class Exchange:
         self._enter(Phase.REFUSED)
         return self._stream.refuse(refusal)
 
+    def _refuse_decided(self, placed: PlacedRequest, refusal: Refusal) -> Answers:
+        """Ends all that a request began, and returns the answer of the router itself."""
+        self._placed = None
+        placed.settle(is_sent=False)
+        return self._refuse(refusal)
+
     def close(self) -> None:
         """Ends the stream and releases its load; closing it again changes nothing."""
         phase = self.phase
@@ -167,32 +173,30 @@ class Exchange:
         self._stream.close()
         self._service.metrics.open_streams -= 1
         if self._placed is not None:
-            self._placed.settle(is_placed=phase is _PLACED)
+            self._placed.settle(is_sent=phase is _PLACED)
 
     def _place(
         self, routed: Routed, request: RoutingRequest, *, is_changed: bool = False
     ) -> Answers:
         """Returns the answers that carry a decision. is_changed: whether its body has been."""
         decision, ticket = routed
+        verdict = self._verdict_of(decision)
         if self._service.hooks.note_placed:
-            tell(self._service.hooks.note_placed, decision, is_booked=ticket is not None)
+            tell(self._service.hooks.note_placed, decision, verdict, is_booked=ticket is not None)
         placed = PlacedRequest(self._service, self._stream, decision, ticket, self._began_at)
         if self.phase is _CLOSED:
-            placed.settle(is_placed=False)
+            placed.settle(is_sent=False)
             return []
         self._placed = placed
-        verdict = self._verdict_of(decision)
         if verdict is not _STEER:
             refused = _REFUSALS.get(verdict)
             if refused is not None:
-                return self._refuse(refused(request.head.path))
+                return self._refuse_decided(placed, refused(request.head.path))
         if self._wants_status or self._accounts or ticket is None or self._stream.is_duplex:
             placed.await_response(accounts=self._accounts)
         answer = self._pick_answer(placed, request, is_changed=is_changed)
         if isinstance(answer, Refusal):
-            if ticket is not None:
-                self._service.router.note_answer_elsewhere(ticket, "", "")
-            return self._refuse(answer)
+            return self._refuse_decided(placed, answer)
         answers = self._stream.place(answer)
         self._enter(_PLACED)
         return answers

@@ -12,6 +12,7 @@ from typing import cast
 
 from extproc._core import Budget, Session
 from extproc.base import address
+from extproc.base.logs import log_fault
 from extproc.base.other_end import peer_name
 from extproc.http2.call_events import ABORTED, OPENED, CallEvent
 from extproc.http2.codes import ErrorCode, Status
@@ -258,7 +259,10 @@ class LeanConnection(asyncio.Protocol):
         call = self._calls.get(stream_id)
         if call is not None:
             self.forget(stream_id)
-            call.abort()
+            try:
+                call.abort()
+            except Exception as error:  # noqa: BLE001 - the connection's other calls must end, too
+                log_fault(log, "ending a stream failed with %s", error)
 
 
 # Memory for unfinished messages and waiting answers: at least this much, and at least this many

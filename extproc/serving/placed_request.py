@@ -2,15 +2,16 @@
 
 Its life: made with the decision; `await_response` if the proxy will send the response; `look_at`
 for each message of it; `settle` once, at the end of the stream, or as soon as the request is
-decided if the stream ended before.
+decided if the stream ended before, or the request is refused.
 """
 
 import logging
 
 import msgspec
 
+from extproc.base.logs import log_fault
 from extproc.features.hooks import tell
-from extproc.observing.outcomes import Account
+from extproc.observing.outcomes import Account, Outcome
 from extproc.observing.usage import UsageScanner
 from extproc.requests.request import NOT_INFERENCE
 from extproc.requests.responses_request import PATH as RESPONSES_PATH
@@ -114,26 +115,37 @@ class PlacedRequest(msgspec.Struct, eq=False):
                     self.decision, account.worker, account.response_id
                 )
 
-    def settle(self, *, is_placed: bool) -> None:
+    def settle(self, *, is_sent: bool) -> None:
         """Ends everything that the request began.
 
-        is_placed: whether the proxy got its answers; if not, it was refused, or placing it failed.
+        is_sent: whether the proxy got its answers; if not, it was refused, or placing it failed.
         """
-        service, decision = self.service, self.decision
-        if self.ticket is not None:
-            service.router.release(self.ticket)
-        if self.awaits_server and decision.is_steered:
-            service.router.deliveries.note_unreported(decision.model)
+        router, ticket = self.service.router, self.ticket
+        if ticket is not None:
+            if not is_sent:  # no worker computes its prompt
+                router.note_answer_elsewhere(ticket, "", "")
+            router.release(ticket)
+        if self.awaits_server and self.decision.is_steered:
+            router.deliveries.note_unreported(self.decision.model)
+        outcome = None
+        try:
+            outcome = self._outcome() if is_sent else None
+        except Exception as error:  # noqa: BLE001 - other streams of the connection must go on
+            log_fault(log, "accounting failed with %s", error)
+        ended = self.service.hooks.note_end
+        if ended:
+            tell(ended, self.decision, outcome, is_booked=ticket is not None, is_sent=is_sent)
+
+    def _outcome(self) -> Outcome | None:
+        """Counts what the response showed, and returns it; None if it is not known."""
+        service = self.service
         if self.scanner is not None and self.scanner.usage.form:
             service.stream_settings.learned.learn(self.stream.head.path)
-        outcome = None
-        if self.account is not None and (self._sees_every_response or self.stream.response_head):
-            outcome = self.account.outcome()
-            service.metrics.observe_outcome(outcome)
-            service.router.note_usage(outcome)
-        ended, is_booked = service.hooks.note_end, self.ticket is not None
-        if ended:
-            tell(ended, decision, outcome, is_booked=is_booked, is_placed=is_placed)
+        if self.account is None or not (self._sees_every_response or self.stream.response_head):
+            return None
+        outcome = service.metrics.observe_outcome(self.account.outcome())
+        service.router.note_usage(outcome)
+        return outcome
 
     @property
     def _sees_every_response(self) -> bool:

@@ -83,7 +83,7 @@ class Preparation:
         self.headers = [] if self._tenants is None else [self._tenants.header]
         self.headers += [*hooks.headers, *self._policy_headers.values()]
         self.reads_bodies = config.edits_bodies
-        self.is_needed = self.reads_bodies or bool(hooks.headers or self._policy_headers)
+        self.is_needed = self.reads_bodies or bool(hooks.describe or self._policy_headers)
         if self.reads_bodies and self._tenants is None:
             self.headers.append(FORWARDED)
 

@@ -115,7 +115,7 @@ class Queries:
                     return query or await self._of_new_turns(plain, path, body, timeline)
             return await self._in_all_dialects(request.head, body, timeline)
         except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
-            return self.broken(error)
+            return broken(self._unread_of(body), error)
 
     async def _in_all_dialects(self, head: Head, body: bytes, timeline: Timeline) -> Query:
         """Returns the query for a request that is decoded, as each worker of its model reads it."""
@@ -469,10 +469,19 @@ class Queries:
             served, reason, outline, request.cache_salt, reads_cache=request.reads_cache
         )
 
-    def broken(self, error: Exception) -> Query:
-        """Logs an error in KVSteer itself, and returns the query for the request that hit it."""
-        log_fault(log, "decision failed with %s; the request is routed by load", error)
-        return Query(self._models.default, reason="internal_error")
+    def _unread_of(self, body: bytes) -> Query:
+        """Returns the query for a body of which only the model is read."""
+        model, lora = self._models.find(model_of(body)) or (None, None)
+        return Query(model, lora=lora)
+
+
+def broken(query: Query, error: Exception) -> Query:
+    """Logs an error in KVSteer itself, and returns what is left of the query of its request."""
+    log_fault(log, "decision failed with %s; the request is routed by load", error)
+    reason = query.reason if query.proxy_reason else "internal_error"
+    return msgspec.structs.replace(
+        query, prompts=(), variants=(), forms=0, media=None, reason=reason
+    )
 
 
 def _may_have_salt(body: bytes) -> bool:

@@ -68,9 +68,7 @@ from extproc.routing.steering import Steering, beginning_of, hash_of
 from extproc.serving.delivery import DeliveryWatch
 from extproc.serving.enabled_features import enabled
 from extproc.serving.preparation import KnownEngines, Preparation
-from extproc.serving.queries import (
-    Queries,
-)
+from extproc.serving.queries import Queries, broken
 from extproc.serving.token_watch import TokenWatch
 from extproc.serving.treatment import explain_refusal, with_treatment
 from extproc.serving.variants import by_variant
@@ -177,7 +175,7 @@ class Router:
 
         It waits only for work that takes a millisecond or more, and yields None before it does:
         until then `send(None)` can drive it without a task. A request that calls no model is
-        counted, but adds to no worker's load and is not shown to observers.
+        counted, but adds to no worker's load, and no feature's `begin` sees it.
 
         traceparent: the trace that the request belongs to, "" if none.
         """
@@ -192,22 +190,29 @@ class Router:
         if decision.reason == NOT_INFERENCE:
             self._metrics.observe_decision(decision, timeline)
             return decision, None
-        if self._traces is not None:
-            timeline.trace = self._traces.record(decision, timeline)
-        self._metrics.observe_decision(decision, timeline)
-        if decision.basis.media is not None:
-            self._metrics.count_media(decision.model, decision.basis.media, now)
-        if log.isEnabledFor(logging.DEBUG):
-            self._tell(decision, timeline, request.head)
-        self._decisions.tell(decision, request.head, timeline.trace.trace_id)
+        try:
+            self._record(decision, timeline, request.head, now)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
+            log_fault(log, "recording a decision failed with %s", error)
         if self.hooks.begin:
             tell(self.hooks.begin, request, query, decision, now)
         # last: a failure before it must leave no load behind that nobody releases
         try:
             return decision, self._book(decision, query, now)
         except BaseException:
-            tell(self.hooks.note_end, decision, None, is_booked=False, is_placed=False)
+            tell(self.hooks.note_end, decision, None, is_booked=False, is_sent=False)
             raise
+
+    def _record(self, decision: Decision, timeline: Timeline, head: Head, now: float) -> None:
+        """Shows a decision in traces, metrics and logs."""
+        if self._traces is not None:
+            timeline.trace = self._traces.record(decision, timeline)
+        self._metrics.observe_decision(decision, timeline)
+        if decision.basis.media is not None:
+            self._metrics.count_media(decision.model, decision.basis.media, now)
+        if log.isEnabledFor(logging.DEBUG):
+            self._tell(decision, timeline, head)
+        self._decisions.tell(decision, head, timeline.trace.trace_id)
 
     def _book(self, decision: Decision, query: Query, now: float) -> Ticket | None:
         """Books a request where it was decided to go; returns its ticket, if there is a load."""
@@ -285,15 +290,16 @@ class Router:
 
     def release(self, ticket: Ticket) -> None:
         """Ends all that a request began: it is over."""
+        clock = self._monotonic
+        now = clock()
+        # first: a failure of what follows must leave no load behind
+        self.ledger.release(ticket, now)
+        if ticket.leg is not None:
+            self._disaggregator.release(ticket, now)
         self.watched.end(ticket)
         if ticket.media is not None:
             self.media.learning.end(ticket.media)
             ticket.media = None
-        clock = self._monotonic
-        now = clock()
-        if ticket.leg is not None:
-            self._disaggregator.release(ticket, now)
-        self.ledger.release(ticket, now)
 
     def note_server(self, decision: Decision, ticket: Ticket, endpoint: str) -> None:
         """Notes which endpoint answered a request, according to its response."""
@@ -444,7 +450,7 @@ class Router:
         try:
             return decided(query, self.hooks), query
         except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
-            query = self._queries.broken(error)
+            query = broken(query, error)
             return decided(query, NO_HOOKS), query
 
     def _decide_by(
@@ -460,7 +466,7 @@ class Router:
 
         is_steered: if not, the proxy chooses, and the request goes to one worker alone.
         """
-        legs = self._disaggregator
+        disaggregator = self._disaggregator
         held, state = self._overlaps(query)
         now = timeline.clock()
         if held:
@@ -473,13 +479,16 @@ class Router:
             state,
             now,
             self._ranks(request) if self._candidates.names_ranks else None,
-            may_split=is_steered and (not legs.changes_bodies or legs.may_split(request)),
+            may_split=is_steered
+            and (not disaggregator.changes_bodies or disaggregator.may_split(request)),
         )
         terms: Sequence[Term] = ()
         if hooks.terms:
             terms = [one for ask in hooks.terms for one in ask(request, query, snapshot, now)]
         has_roles = self._candidates.has_roles
-        decision = legs.decide(request, query, snapshot, now, self._rng, terms, has_roles=has_roles)
+        decision = disaggregator.decide(
+            request, query, snapshot, now, self._rng, terms, has_roles=has_roles
+        )
         for dress in hooks.dress:
             decision = dress(decision)
         return decision if is_steered else msgspec.structs.replace(decision, is_steered=False)

@@ -39,8 +39,7 @@ A pick on the headers in dialect A tells Envoy not to buffer the body (mode_over
 allow_mode_override). Envoy holds the headers until the body is answered, so a pick with the body
 still steers. A pick on trailers steers by its metadata: Envoy accepts no other headers there.
 Headers are set and removed by name, and otherwise stay as they are. A body is changed only in
-dialect A: to say which worker computes the prompt or has its KV blocks, and to remove a client's
-own such fields (disaggregation).
+dialect A, as `extproc.requests.edits` and the features that write say.
 
 A response may begin at any time, even before the request has ended: its headers are read, and it
 passes unchanged.

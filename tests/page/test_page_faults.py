@@ -283,7 +283,7 @@ def test_headline_is_what_engines_reported_and_not_what_was_certain(
 async def _answered(served: Served, decision: Decision, outcome: Outcome) -> None:
     observations = served.observations
     observations.begin(PLAIN_REQUEST, Query("m"), decision, 0.0)
-    observations.note_end(decision, outcome, is_booked=True, is_placed=True)
+    observations.note_end(decision, outcome, is_booked=True, is_sent=True)
     observations.sample(5.0, {WORKER: (0, 0)})
 
 

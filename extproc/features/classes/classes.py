@@ -28,19 +28,22 @@ from extproc.routing.priorities import PRIORITY_FIELD, priority_pin
 class ClassFeature(Feature):
     """Gives requests the priority of their class, in the place of a client's own, and counts them.
 
-    engine: returns the engine of a worker, None if it is not known. note_shed: notes that a request
-    of a class was refused, since all workers are busy.
+    engine: returns the engine of a worker, None if it is not known. engines_of: returns the names
+    of the engines that a model's workers are known to run. note_shed: notes that a request of a
+    class was refused, since all workers are busy.
     """
 
     def __init__(
         self,
         rules: Classes,
         engine: Callable[[str], Engine | None],
+        engines_of: Callable[[str], Collection[str]],
         note_shed: Callable[[str], None],
     ) -> None:
         self._table = ClassTable(rules)
         self.headers = (self._table.header,)
         self._engine = engine
+        self._engines_of = engines_of
         self._note_shed = note_shed
         self._figures = ClassFigures()
 
@@ -51,21 +54,26 @@ class ClassFeature(Feature):
         found = self._table.find(named.get(self._table.header, ()))
         return msgspec.structs.replace(request, of_class=found)
 
-    def note_placed(self, decision: Decision, *, is_booked: bool) -> None:
+    def note_placed(self, decision: Decision, verdict: Verdict, *, is_booked: bool) -> None:
         """Counts a request of a class, and those that were shed."""
         if decision.of_class is None:
             return
-        name, verdict = decision.of_class.name, decision.verdict
+        name = decision.of_class.name
         self._figures.begin(name, verdict.value, is_booked=is_booked)
         if verdict is Verdict.SHED:
             self._note_shed(name)
 
     def write(self, decision: Decision, path: str, body: Body | None) -> Written:
-        """Returns what tells the engine of the pick the priority of the class."""
+        """Returns what tells the engine of the pick the priority of the class.
+
+        Nothing if the proxy chooses among engines of several kinds: their signs may differ.
+        """
+        if not decision.is_steered and len(set(self._engines_of(decision.model or ""))) > 1:
+            return NOTHING_WRITTEN
         return written_priority(decision.of_class, self._engine(decision.worker), path, body)
 
     def note_end(
-        self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_placed: bool
+        self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_sent: bool
     ) -> None:
         """Counts a request of a class that ended."""
         if decision.of_class is not None:
@@ -82,7 +90,8 @@ def classes(config: Config, parts: RouterParts) -> ClassFeature | None:
     rules = config.policy.classes
     if rules is None:
         return None
-    return ClassFeature(rules, parts.workers.candidates.engine, parts.metrics.note_shed)
+    fleet = parts.workers.candidates
+    return ClassFeature(rules, fleet.engine, fleet.engines_of, parts.metrics.note_shed)
 
 
 def is_told_by_header(engines: Collection[Engine | None], path: str) -> bool:

@@ -85,7 +85,7 @@ class Fetching(Feature):
             self._workers.questions.pulls.watch(worker, prompt, tokens, pull.note_arrival)
 
     def note_end(
-        self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_placed: bool
+        self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_sent: bool
     ) -> None:
         """Notes how much of what its store offered a worker loaded."""
         if outcome is None:

@@ -39,7 +39,9 @@ class Legs(Feature):
         self._bits = bits
 
     def write(self, decision: Decision, path: str, body: Body | None) -> Written | Refusal:
-        """Returns the headers and the body to send, or a refusal if the body is no JSON object.
+        """Returns the headers and the body to send.
+
+        Refuses a request whose prompt another worker is to compute, but whose body is no object.
 
         body: without a client's own such fields; None if it must not be changed.
         """

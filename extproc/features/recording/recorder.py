@@ -358,7 +358,7 @@ class Recorder:
 
     def note_decision(self, decision: Decision, prompts: Sequence[Prompt]) -> None:
         """Queues a request as soon as its worker is decided, or counts why it is not recorded."""
-        if decision.verdict not in _SERVED:
+        if decision.is_steered and decision.verdict not in _SERVED:
             self.not_recorded["failed"] += 1
             return
         if len(prompts) > 1:
@@ -450,10 +450,10 @@ class Recorder:
         prompt = passing.prompt
         if prompt is None:
             return
+        self._hashed.append((_whose(passing.decision), len(prompt.tokens)))
         tenant = passing.decision.tenant
         numbers = hash_ids(self._secret, prompt, self._block_size, tenant)
         passing.numbers = array("Q", numbers)
-        self._hashed.append((_whose(passing.decision), len(prompt.tokens)))
         passing.prompt = (
             None  # the numbers replace it, so that a long answer keeps no prompt in memory
         )

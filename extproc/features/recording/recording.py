@@ -40,10 +40,10 @@ class Recording(Feature):
         self._recorder.note_decision(decision, query.prompts)
 
     def note_end(
-        self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_placed: bool
+        self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_sent: bool
     ) -> None:
         """Has a request written that was placed; another one counts as failed."""
-        if is_placed:
+        if is_sent:
             self._recorder.end(decision, outcome)
         else:
             self._recorder.note_drop(decision)

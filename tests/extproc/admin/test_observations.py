@@ -108,7 +108,7 @@ def test_sample_counts_the_tokens_that_engines_reported_as_cached(
     observations = Observations(Clock())
     outcome = Outcome("m", "a:1", False, 200, 0.1, 32, 16, usage, is_comparable=True)
     for one in (outcome, outcome._replace(worker=""), None):
-        observations.note_end(decided(HELD), one, is_booked=True, is_placed=True)
+        observations.note_end(decided(HELD), one, is_booked=True, is_sent=True)
     observations.sample(5.0, {"a:1": (0, 0)})
     series = observations.history.series("a:1")
     assert (series["answered_tokens"], series["reported_tokens"]) == ([answered], [reported])

@@ -16,7 +16,7 @@ def test_feature_without_hooks_changes_nothing() -> None:
     assert feature.describe(PLAIN_REQUEST, NO_TRUSTED_HEADERS) is PLAIN_REQUEST
     assert feature.write(made, "/", b"{}") == NOTHING_WRITTEN
     feature.begin(PLAIN_REQUEST, QUERY, made, 0.0)
-    feature.note_placed(made, is_booked=True)
+    feature.note_placed(made, made.verdict, is_booked=True)
     feature.note_server(made, "a:1")
-    feature.note_end(made, None, is_booked=True, is_placed=True)
+    feature.note_end(made, None, is_booked=True, is_sent=True)
     assert feature.collectors() == ()

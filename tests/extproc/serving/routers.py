@@ -37,10 +37,8 @@ class Seen(Feature):
     def note_server(self, _: Decision, endpoint: str) -> None:
         self.served_by.append(endpoint)
 
-    def note_end(
-        self, _: Decision, __: Outcome | None, *, is_booked: bool, is_placed: bool
-    ) -> None:
-        self.ends.append(is_placed)
+    def note_end(self, _: Decision, __: Outcome | None, *, is_booked: bool, is_sent: bool) -> None:
+        self.ends.append(is_sent)
 
 
 class Failing(Router):

@@ -47,7 +47,7 @@ class Ledger(Feature):
         self.begun[id(decision)] += 1
 
     def note_end(
-        self, decision: Decision, _: Outcome | None, *, is_booked: bool, is_placed: bool
+        self, decision: Decision, _: Outcome | None, *, is_booked: bool, is_sent: bool
     ) -> None:
         self.over[id(decision)] += 1
 

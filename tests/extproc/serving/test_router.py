@@ -16,6 +16,7 @@ from extproc.serving.router import Router
 from extproc.tokenizing.tokens import StartedPrompt, Tokenizer
 from kvstate.fleet import FollowedWorkers
 from simulator.settings import TINY_MODEL
+from tests.extproc.serving.routers import of
 from tests.extproc.settled import at_once
 
 CHAT = Head("POST", "/v1/chat/completions", None)
@@ -174,11 +175,12 @@ class Uncountable(Metrics):
         raise RuntimeError
 
 
-async def test_route_of_an_uncountable_decision_leaves_no_load() -> None:
+async def test_decision_that_cannot_be_counted_is_carried_out() -> None:
     async with routing(metrics=Uncountable) as router:
-        with pytest.raises(RuntimeError):
-            await router.route(chat())
-        assert router.in_flight("127.0.0.1:1") == 0
+        decision, ticket = await router.route(chat())
+        assert ticket is not None
+        assert router.in_flight(decision.worker) == 1
+        router.release(ticket)
 
 
 @pytest.mark.parametrize("deadline_ms", [1])
@@ -266,6 +268,29 @@ async def test_hook_that_fails_loses_no_request(router: Router, hook: str) -> No
     assert router.in_flight(decision.pick[0]) == 1
     router.release(ticket)
     assert router.in_flight(decision.pick[0]) == 0
+
+
+async def test_request_whose_decision_fails_stays_with_its_model() -> None:
+    workers = "[{endpoint: '10.0.0.1:1', model: a}, {endpoint: '10.0.0.2:1', model: b}]"
+    router = of(f"models: [{{name: a}}, {{name: b}}]\nworkers: {workers}\n").router
+    router.hooks.terms = [fail]
+    body = json.dumps({"model": "b", "prompt": [1, 2]}).encode()
+    decision, ticket = await router.route(
+        RoutingRequest(Head("POST", "/v1/completions", None), body)
+    )
+    assert ticket is not None
+    assert (decision.worker, decision.reason) == ("10.0.0.2:1", "internal_error")
+    router.release(ticket)
+    router.close()
+
+
+async def test_claim_that_fails_leaves_no_load(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router.ledger, "_claim", fail)
+    with pytest.raises(RuntimeError):
+        await router.route(chat())
+    assert router.in_flight("127.0.0.1:1") == 0
 
 
 async def test_watch_that_fails_leaves_a_ticket_to_be_released(

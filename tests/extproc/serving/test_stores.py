@@ -74,7 +74,7 @@ async def test_idle_worker_that_mounts_the_store_is_picked_over_a_busy_holder() 
     assert ticket is not None
     account = Account(decision, ticket.compared, 0.0)
     account.read(NOTHING_CACHED, 0.0, is_last=True)
-    tell(router.hooks.note_end, decision, account.outcome(), is_booked=True, is_placed=True)
+    tell(router.hooks.note_end, decision, account.outcome(), is_booked=True, is_sent=True)
     router.release(ticket)
     shares = {one["name"]: one["store_share"] for one in workers.states.statuses()}
     nothing = {"share": 0.987, "offered_tokens": 256, "loaded_tokens": 0}

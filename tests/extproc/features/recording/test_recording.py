@@ -34,12 +34,12 @@ def test_tenants_that_have_salts_are_not_read_again() -> None:
     assert one.describe(PLAIN_REQUEST, {"x-team": [b"a"]}) is PLAIN_REQUEST
 
 
-@pytest.mark.parametrize("is_placed", [True, False])
-def test_request_that_was_not_placed_counts_as_failed(*, is_placed: bool) -> None:
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_request_that_was_not_placed_counts_as_failed(*, is_sent: bool) -> None:
     recorder, one = recording()
     made = decided()
     one.begin(PLAIN_REQUEST, Query("m", [prompt(range(32))]), made, 0.0)
-    one.note_end(made, None, is_booked=True, is_placed=is_placed)
-    assert recorder.not_recorded["failed"] == (not is_placed)
+    one.note_end(made, None, is_booked=True, is_sent=is_sent)
+    assert recorder.not_recorded["failed"] == (not is_sent)
     (collector,) = one.collectors()
     assert next(iter(collector.collect())).name == "kvsteer_recorded"
