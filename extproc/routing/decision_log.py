@@ -17,19 +17,20 @@ class DecisionLog:
     """Logs a sample of the decisions as POST /explain shows them, without any prompt text.
 
     percent: the percentage of decisions to log, at random. chance: returns a random number from 0
-    to below 1. state: returns the state of a worker's feeds, by its name.
+    to below 1. state: returns the state of a worker's feeds, by its name. is_on: whether any is logged.
     """
 
     def __init__(
         self, percent: int, chance: Callable[[], float], state: Callable[[str], str]
     ) -> None:
         self._share = percent / 100
+        self.is_on = percent > 0
         self._chance = chance
         self._state = state
 
     def tell(self, decision: Decision, head: Head = NO_HEAD, trace_id: str = "") -> None:
         """Logs a decision if it is in the sample; head, trace_id: as in `ids_of`."""
-        if self._share and self._chance() < self._share:
+        if self._chance() < self._share:
             shown = explanation(decision, self._state)
             ids = ids_of(head, trace_id)
             shown |= {name: one for name, one in ids.items() if one}

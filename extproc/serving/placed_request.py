@@ -128,10 +128,11 @@ class PlacedRequest(msgspec.Struct, eq=False):
         if self.awaits_server and self.decision.is_steered:
             router.deliveries.note_unreported(self.decision.model)
         outcome = None
-        try:
-            outcome = self._outcome() if is_sent else None
-        except Exception as error:  # noqa: BLE001 - other streams of the connection must go on
-            log_fault(log, "accounting failed with %s", error)
+        if is_sent and (self.account is not None or self.scanner is not None):
+            try:
+                outcome = self._outcome()
+            except Exception as error:  # noqa: BLE001 - the connection's other streams must go on
+                log_fault(log, "accounting failed with %s", error)
         ended = self.service.hooks.note_end
         if ended:
             tell(ended, self.decision, outcome, is_booked=ticket is not None, is_sent=is_sent)

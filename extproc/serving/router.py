@@ -212,7 +212,8 @@ class Router:
             self._metrics.count_media(decision.model, decision.basis.media, now)
         if log.isEnabledFor(logging.DEBUG):
             self._tell(decision, timeline, head)
-        self._decisions.tell(decision, head, timeline.trace.trace_id)
+        if self._decisions.is_on:
+            self._decisions.tell(decision, head, timeline.trace.trace_id)
 
     def _book(self, decision: Decision, query: Query, now: float) -> Ticket | None:
         """Books a request where it was decided to go; returns its ticket, if there is a load."""
