@@ -271,8 +271,8 @@ FAULTS: Mapping[str, Fault] = {
     "store-port": Fault("stores", "correct `stores[].zmq`, or turn the store's events on"),
     "store-silent": Fault(
         "stores",
-        "turn the store's events on as docs/stores.md says; after a start, wait until the workers"
-        " have stored something",
+        "turn the store's events on as docs/optional-features.md says; after a start, wait until"
+        " the workers have stored something",
     ),
     "store-unread": Fault(
         "stores", "see whether the engine mounts the store, and lower `stores[].worth_percent`"
