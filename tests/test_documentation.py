@@ -132,7 +132,9 @@ def test_metrics_are_all_documented_with_their_type() -> None:
     text = generate_latest(metrics).decode()
     shown = dict(re.findall(r"^# TYPE (\S+) (\S+)", text, re.MULTILINE))
     documented = dict(
-        re.findall(r"^\| `(kvsteer_\w+)` \| (\w+)", (DOCS / "metrics.md").read_text(), re.MULTILINE)
+        re.findall(
+            r"^- `(kvsteer_\w+)` \((\w+)\): ", (DOCS / "metrics.md").read_text(), re.MULTILINE
+        )
     )
     assert documented == {
         name: kind for name, kind in shown.items() if not name.endswith("_created")
@@ -145,7 +147,7 @@ def test_sharing_message_outcomes_are_all_explained() -> None:
     (row,) = [
         line
         for line in (DOCS / "metrics.md").read_text().splitlines()
-        if line.startswith("| `kvsteer_sharing_messages_total`")
+        if line.startswith("- `kvsteer_sharing_messages_total`")
     ]
     explained = set(re.findall(r"`(\w+)`", row)) - {"kvsteer_sharing_messages_total", "outcome"}
     assert explained == {"sent", "not_sent", "accepted", *rejected}
@@ -165,7 +167,7 @@ def test_kinds_of_a_feed_are_all_explained() -> None:
     sources = "".join(path.read_text() for path in paths if path.name != "mooncake_wire.py")
     skipped = re.findall(r'(?:Skipped|faults\.append)\("(\w+)"\)', sources)
     lost = re.findall(r'(?:lost = |return )"(\w+_batch)"', sources)
-    page = (DOCS / "metrics.md").read_text()
+    page = (DOCS / "internals" / "reasons.md").read_text()
     said = names_said(page.partition("## Kinds counted on a feed")[2].partition("\n## ")[0])
     assert {name for name in (*skipped, *lost) if not is_said(name, said)} == set()
     assert {one for one in said if not re.search(rf"\b{one.rstrip('.')}", sources)} == set()
@@ -175,12 +177,14 @@ def test_reasons_of_requests_without_tokens_are_all_explained() -> None:
     sources = "".join(path.read_text() for path in (ROOT / "extproc").rglob("*.py"))
     reasons = set(re.findall(r'RequestError\(\s*"(\w+)"\)', sources))
     assert len(reasons) > 40
-    pages = [DOCS / f"{name}.md" for name in ("requests", "tokens", "metrics")]
+    pages = [DOCS / f"{name}.md" for name in ("internals/reasons", "requests", "metrics")]
     assert reasons - names_said("".join(page.read_text() for page in pages)) == set()
 
 
 def test_split_outcomes_are_all_explained() -> None:
-    text = (DOCS / "metrics.md").read_text().partition("## Who computes a prompt\n")[2]
+    text = (
+        (DOCS / "internals" / "reasons.md").read_text().partition("## Who computes a prompt\n")[2]
+    )
     table = text.partition("\n## ")[0]
     assert {one for one in re.findall(r"`(\w+)`", table) if one in WORDS} == set(WORDS)
 
@@ -189,7 +193,7 @@ def test_alerts_and_causes_are_all_documented() -> None:
     text = (DOCS / "metrics.md").read_text()
     rules = (ROOT / "deploy" / "prometheus" / "kvsteer.rules.yml").read_text()
     alerts = re.findall(r"^ *- alert: (\w+)", rules, re.MULTILINE)
-    assert alerts == re.findall(r"^### (\w+)$", text, re.MULTILINE)
+    assert alerts == re.findall(r"^### (Kvsteer\w+)$", text, re.MULTILINE)
     for alert in alerts:
         assert f"docs/metrics.md#{alert.lower()}" in rules
     explained = re.findall(r"^- `(\w+)`:", outcomes.__doc__ or "", re.MULTILINE)
