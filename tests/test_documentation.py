@@ -7,7 +7,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -45,23 +45,29 @@ MIN_HELP = 8
 
 
 def rows_of(kind: type, path: str, shown: dict[type, str]) -> Iterator[str]:
-    """A table row for every key of a section and of those in it; a section's keys stand once."""
+    """A line for every key of a section and of those in it; a section's keys stand once."""
     hints = typing.get_type_hints(kind)
     for item in fields(kind):
         key = f"{path}{item.name}"
         inner = section_in(hints[item.name])
         if inner in shown:
-            yield f"| `{key}` | none | as `{shown[inner]}` |"
+            yield f"- `{key}`: as `{shown[inner]}`"
             continue
         if inner is None or has_scalar(hints[item.name]):
-            default = "required" if item.default is MISSING else yaml_of(item.default)
-            choices = " \\| ".join(item.metadata["choices"])
-            doc = item.metadata["doc"] + (f" ({choices})" if choices else "")
-            yield f"| `{key}` | {default} | {doc} |"
+            doc, choices = item.metadata["doc"], item.metadata["choices"]
+            if not all(re.search(rf"\b{choice}\b", doc) for choice in choices):
+                doc += f" ({', '.join(choices)})"
+            yield f"- `{key}`{default_of(item)}: {doc}"
         if inner is not None:
             is_list = typing.get_origin(hints[item.name]) is tuple
             shown[inner] = f"{key}[]" if is_list else key
             yield from rows_of(inner, f"{shown[inner]}.", shown)
+
+
+def default_of(item: Field[typing.Any]) -> str:
+    if item.default in (None, ()):
+        return ""
+    return " (required)" if item.default is MISSING else f" ({yaml_of(item.default)})"
 
 
 def has_scalar(hint: object) -> bool:
@@ -78,13 +84,11 @@ def section_in(hint: object) -> type | None:
 
 
 def yaml_of(value: object) -> str:
-    if value in (None, ()):
-        return "none"
     return f"`{yaml.safe_dump(value, default_flow_style=True, width=1_000).splitlines()[0]}`"
 
 
 def test_configuration_keys_are_documented_as_in_the_code() -> None:
-    documented = re.findall(r"^\| `.*\|$", (DOCS / "configuration.md").read_text(), re.MULTILINE)
+    documented = re.findall(r"^- `.*$", (DOCS / "configuration.md").read_text(), re.MULTILINE)
     assert documented == list(rows_of(Config, "", {}))
 
 
