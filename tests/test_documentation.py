@@ -201,7 +201,8 @@ def test_alerts_and_causes_are_all_documented() -> None:
     for alert in alerts:
         assert f"docs/metrics.md#{alert.lower()}" in rules
     explained = re.findall(r"^- `(\w+)`:", outcomes.__doc__ or "", re.MULTILINE)
-    section = text.partition("## Why predictions drift")[2].partition("\n## ")[0]
+    page = (DOCS / "internals" / "reasons.md").read_text()
+    section = page.partition("## Why predictions drift")[2].partition("\n## ")[0]
     assert explained == re.findall(r"^\| `(\w+)`", section, re.MULTILINE)
 
 
