@@ -135,12 +135,11 @@ class WorkerSettings:
         minimum=1,
     )
     events: WorkerEvents | Literal["auto"] | None = setting(
-        "its event feed; auto asks the worker (vLLM 0.32, SGLang 0.5); without it, what "
-        "was sent there counts",
+        "its event feed; auto asks the worker",
         None,
     )
     lora: tuple[str, ...] | None = setting(
-        "its adapters, [] for none; by default all of its model, with learn those that it lists",
+        "its adapters, [] for none; by default all of its model",
         None,
     )
     learn: bool = setting(
@@ -217,7 +216,7 @@ class FoundWorker:
 class DnsName:
     """A DNS name whose addresses are workers."""
 
-    name: str = setting("the name to look up; the hosts file is not read")
+    name: str = setting("the name to look up")
     srv: bool = setting("true: look up SRV records, which also give ports", default=False)
     interval_ms: int = setting(
         "longest time between lookups; a shorter DNS time to live counts, from 1 s",
@@ -256,7 +255,7 @@ class DiscoverySettings:
     """Sources of workers besides `workers`, followed while the router runs."""
 
     file: str | None = setting(
-        "a YAML list in the form of `workers`, read again when it changes",
+        "a watched file with a list as `workers`",
         None,
     )
     dns: tuple[DnsName, ...] = setting("names whose addresses are workers", ())
@@ -309,7 +308,7 @@ class Tls:
 
     certificate: str = setting("PEM file: the certificate, then its chain up to the root")
     client_ca: str | None = setting(
-        "PEM file of authorities, whose clients alone may connect; by default any client",
+        "PEM file: authorities of clients that may connect; by default any",
         None,
     )
     key: str = setting("PEM file: the private key, without a password")
@@ -327,7 +326,7 @@ class ExtProc:
         choices=DIALECTS,
     )
     deadline_ms: int = setting(
-        "time limit of a decision, after which tokens do without; below envoy.message_timeout_ms",
+        "time limit of a decision; later tokens are not used; below envoy.message_timeout_ms",
         250,
         minimum=1,
     )
@@ -353,7 +352,7 @@ class ExtProc:
         maximum=64,
     )
     drain_ms: int = setting(
-        "time that open streams have to finish when the router stops",
+        "time for open streams to finish when the router stops",
         5_000,
     )
     leave_ms: int = setting(
@@ -389,7 +388,7 @@ class Events:
         default=True,
     )
     ready_deadline_ms: int = setting(
-        "after this time the router is ready even if replays are not done",
+        "latest time at which the router is ready",
         10_000,
     )
     auto_hosts: tuple[str, ...] = setting(
@@ -471,8 +470,7 @@ class Policy:
     cache_aware: CacheAware = setting("the settings of cache_aware", CacheAware)
     prefix_cache: PrefixCacheSettings = setting("the settings of prefix_cache", PrefixCacheSettings)
     sample: int | None = setting(
-        "random workers that cost compares besides those that hold part of the prompt; 0: "
-        "all; by default 32, or 12 among routers that share",
+        "random workers that cost compares; 0: all; by default 32, or 12 among routers that share",
         None,
     )
     speculative_ms: int = setting(
@@ -484,7 +482,7 @@ class Policy:
         600_000,
     )
     sent_bytes: int = setting(
-        "memory for the record of sent prompts; one of 8k tokens takes about 6.4 kB",
+        "memory for the record of sent prompts",
         64 * 1024 * 1024,
         minimum=1024,
     )
@@ -497,8 +495,7 @@ class Policy:
         0,
     )
     probe_interval_ms: int | None = setting(
-        "time between GET /health of each worker; two failures in a row eject it; by "
-        "default only in doubt; 0: never",
+        "time between GET /health of each worker; by default only in doubt; 0: never",
         None,
     )
     max_in_flight: int | None = setting(
@@ -558,8 +555,7 @@ class Model:
         "overrides policy.name for this model", None, choices=tuple(POLICIES)
     )
     verify: str = setting(
-        "start: golden requests are compared with each worker's POST /tokenize; off: only "
-        "live traffic is",
+        "start: golden requests are compared with each worker's POST /tokenize; off: not",
         "start",
         choices=(START, OFF),
     )

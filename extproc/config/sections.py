@@ -93,7 +93,7 @@ class Disaggregation:
         minimum=1,
     )
     price_pulls: bool = setting(
-        "true: the pick counts what each worker could pull; needs min_pulled_tokens",
+        "true: the pick counts what workers could pull",
         default=False,
     )
     transfer_port: int = setting(
@@ -151,8 +151,7 @@ class SharingSettings:
         None,
     )
     secret_file: str | None = setting(
-        "file of 16 bytes or more, the same for all routers, that seals messages; by "
-        "default the password or channel",
+        "file of 16 bytes or more, the same for all routers, that seals messages",
         None,
     )
 
@@ -330,7 +329,7 @@ class CacheAware:
     """The settings of policy `cache_aware`, the same as SMG's."""
 
     cache_threshold_percent: int = setting(
-        "smallest share of the prompt for which a worker is preferred",
+        "share of the prompt from which a worker is preferred",
         30,
     )
     balance_abs_requests: int = setting(
@@ -352,7 +351,7 @@ class PrefixCacheSettings:
         8,
     )
     sigma_percent: int = setting(
-        "how far above the mean load a worker with a match may be, of the standard deviation",
+        "how far above the mean load a match may be, in standard deviations",
         100,
     )
 
