@@ -1,1 +1,1 @@
-"""The operator's HTTP server with the live page, and the HTTP server for metrics; docs/admin.md."""
+"""The operator's HTTP server with the live page, and the HTTP server for metrics; docs/internals/admin-api.md."""
