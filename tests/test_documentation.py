@@ -93,7 +93,7 @@ def test_configuration_keys_are_documented_as_in_the_code() -> None:
 
 
 def test_kinds_of_feeds_are_all_documented_with_the_extras_that_they_need() -> None:
-    page = (DOCS / "feeds.md").read_text().partition("## Set up the engine\n")[2]
+    page = (DOCS / "engines.md").read_text().partition("## Events\n")[2]
     rows = re.findall(r"^\|.*`events: \{(\w+): .*$", page.partition("\n## ")[0], re.MULTILINE)
     assert set(rows) == {kind.key for kind in KINDS}
     for kind in KINDS:
@@ -112,7 +112,7 @@ def test_example_configuration_is_accepted() -> None:
 
 def test_commands_are_all_documented_and_their_options_explained_by_help() -> None:
     commands = commands_of(make_parser(None))
-    rows = re.findall(r"^\| `kvsteer (\w+)` \|", (DOCS / "cli.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `kvsteer (\w+)` \|", (DOCS / "start.md").read_text(), re.MULTILINE)
     assert rows == list(commands)
     options = [one for _, several in commands.values() for one in several]
     assert len(options) > 50
@@ -265,5 +265,5 @@ def test_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert all((tmp_path / page / "index.html").exists() for page in pages - {"index"})
     assert (tmp_path / "repository" / "envoy" / "add-to-your-envoy.yaml").exists()
     # a step's commands belong to the step: what is not indented far enough ends the list
-    steps = (tmp_path / "ingress-envoy-gateway" / "index.html").read_text().partition("<ol>")[2]
+    steps = (tmp_path / "gateways" / "index.html").read_text().partition("<ol>")[2]
     assert "kubectl apply -k" in steps.partition("</ol>")[0]

@@ -1,6 +1,6 @@
 """A fault: something that lowers what a running router is worth, and fails no request.
 
-Each kind is named here, with what to do about it; docs/failures.md has the same table.
+Each kind is named here, with what to do about it; docs/troubleshooting.md has the same table.
 """
 
 from collections.abc import Callable, Iterable, Mapping
