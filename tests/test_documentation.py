@@ -7,7 +7,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -46,23 +46,29 @@ MIN_HELP = 8
 
 
 def rows_of(kind: type, path: str, shown: dict[type, str]) -> Iterator[str]:
-    """A table row for every key of a section and of those in it; a section's keys stand once."""
+    """A line for every key of a section and of those in it; a section's keys stand once."""
     hints = typing.get_type_hints(kind)
     for item in fields(kind):
         key = f"{path}{item.name}"
         inner = section_in(hints[item.name])
         if inner in shown:
-            yield f"| `{key}` | none | as `{shown[inner]}` |"
+            yield f"- `{key}`: as `{shown[inner]}`"
             continue
         if inner is None or has_scalar(hints[item.name]):
-            default = "required" if item.default is MISSING else yaml_of(item.default)
-            choices = " \\| ".join(item.metadata["choices"])
-            doc = item.metadata["doc"] + (f" ({choices})" if choices else "")
-            yield f"| `{key}` | {default} | {doc} |"
+            doc, choices = item.metadata["doc"], item.metadata["choices"]
+            if not all(re.search(rf"\b{choice}\b", doc) for choice in choices):
+                doc += f" ({', '.join(choices)})"
+            yield f"- `{key}`{default_of(item)}: {doc}"
         if inner is not None:
             is_list = typing.get_origin(hints[item.name]) is tuple
             shown[inner] = f"{key}[]" if is_list else key
             yield from rows_of(inner, f"{shown[inner]}.", shown)
+
+
+def default_of(item: Field[typing.Any]) -> str:
+    if item.default in (None, ()):
+        return ""
+    return " (required)" if item.default is MISSING else f" ({yaml_of(item.default)})"
 
 
 def has_scalar(hint: object) -> bool:
@@ -79,18 +85,16 @@ def section_in(hint: object) -> type | None:
 
 
 def yaml_of(value: object) -> str:
-    if value in (None, ()):
-        return "none"
     return f"`{yaml.safe_dump(value, default_flow_style=True, width=1_000).splitlines()[0]}`"
 
 
 def test_configuration_keys_are_documented_as_in_the_code() -> None:
-    documented = re.findall(r"^\| `.*\|$", (DOCS / "configuration.md").read_text(), re.MULTILINE)
+    documented = re.findall(r"^- `.*$", (DOCS / "configuration.md").read_text(), re.MULTILINE)
     assert documented == list(rows_of(Config, "", {}))
 
 
 def test_kinds_of_feeds_are_all_documented_with_the_extras_that_they_need() -> None:
-    page = (DOCS / "feeds.md").read_text().partition("## Set up the engine\n")[2]
+    page = (DOCS / "engines.md").read_text().partition("## Events\n")[2]
     rows = re.findall(r"^\|.*`events: \{(\w+): .*$", page.partition("\n## ")[0], re.MULTILINE)
     assert set(rows) == {kind.key for kind in KINDS}
     for kind in KINDS:
@@ -109,7 +113,7 @@ def test_example_configuration_is_accepted() -> None:
 
 def test_commands_are_all_documented_and_their_options_explained_by_help() -> None:
     commands = commands_of(make_parser(None))
-    rows = re.findall(r"^\| `kvsteer (\w+)` \|", (DOCS / "cli.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `kvsteer (\w+)` \|", (DOCS / "start.md").read_text(), re.MULTILINE)
     assert rows == list(commands)
     options = [one for _, several in commands.values() for one in several]
     assert len(options) > 50
@@ -134,7 +138,9 @@ def test_metrics_are_all_documented_with_their_type() -> None:
     text = generate_latest(metrics).decode()
     shown = dict(re.findall(r"^# TYPE (\S+) (\S+)", text, re.MULTILINE))
     documented = dict(
-        re.findall(r"^\| `(kvsteer_\w+)` \| (\w+)", (DOCS / "metrics.md").read_text(), re.MULTILINE)
+        re.findall(
+            r"^- `(kvsteer_\w+)` \((\w+)\): ", (DOCS / "metrics.md").read_text(), re.MULTILINE
+        )
     )
     assert documented == {
         name: kind for name, kind in shown.items() if not name.endswith("_created")
@@ -147,7 +153,7 @@ def test_sharing_message_outcomes_are_all_explained() -> None:
     (row,) = [
         line
         for line in (DOCS / "metrics.md").read_text().splitlines()
-        if line.startswith("| `kvsteer_sharing_messages_total`")
+        if line.startswith("- `kvsteer_sharing_messages_total`")
     ]
     explained = set(re.findall(r"`(\w+)`", row)) - {"kvsteer_sharing_messages_total", "outcome"}
     assert explained == {"sent", "not_sent", "accepted", *rejected}
@@ -167,7 +173,7 @@ def test_kinds_of_a_feed_are_all_explained() -> None:
     sources = "".join(path.read_text() for path in paths if path.name != "mooncake_wire.py")
     skipped = re.findall(r'(?:Skipped|faults\.append)\("(\w+)"\)', sources)
     lost = re.findall(r'(?:lost = |return )"(\w+_batch)"', sources)
-    page = (DOCS / "metrics.md").read_text()
+    page = (DOCS / "internals" / "reasons.md").read_text()
     said = names_said(page.partition("## Kinds counted on a feed")[2].partition("\n## ")[0])
     assert {name for name in (*skipped, *lost) if not is_said(name, said)} == set()
     assert {one for one in said if not re.search(rf"\b{one.rstrip('.')}", sources)} == set()
@@ -177,12 +183,14 @@ def test_reasons_of_requests_without_tokens_are_all_explained() -> None:
     sources = "".join(path.read_text() for path in (ROOT / "extproc").rglob("*.py"))
     reasons = set(re.findall(r'RequestError\(\s*"(\w+)"\)', sources))
     assert len(reasons) > 40
-    pages = [DOCS / f"{name}.md" for name in ("requests", "tokens", "metrics")]
+    pages = [DOCS / f"{name}.md" for name in ("internals/reasons", "requests", "metrics")]
     assert reasons - names_said("".join(page.read_text() for page in pages)) == set()
 
 
 def test_split_outcomes_are_all_explained() -> None:
-    text = (DOCS / "metrics.md").read_text().partition("## Who computes a prompt\n")[2]
+    text = (
+        (DOCS / "internals" / "reasons.md").read_text().partition("## Who computes a prompt\n")[2]
+    )
     table = text.partition("\n## ")[0]
     assert {one for one in re.findall(r"`(\w+)`", table) if one in WORDS} == set(WORDS)
 
@@ -191,11 +199,12 @@ def test_alerts_and_causes_are_all_documented() -> None:
     text = (DOCS / "metrics.md").read_text()
     rules = (ROOT / "deploy" / "prometheus" / "kvsteer.rules.yml").read_text()
     alerts = re.findall(r"^ *- alert: (\w+)", rules, re.MULTILINE)
-    assert alerts == re.findall(r"^### (\w+)$", text, re.MULTILINE)
+    assert alerts == re.findall(r"^### (Kvsteer\w+)$", text, re.MULTILINE)
     for alert in alerts:
         assert f"docs/metrics.md#{alert.lower()}" in rules
     explained = re.findall(r"^- `(\w+)`:", outcomes.__doc__ or "", re.MULTILINE)
-    section = text.partition("## Why predictions drift")[2].partition("\n## ")[0]
+    page = (DOCS / "internals" / "reasons.md").read_text()
+    section = page.partition("## Why predictions drift")[2].partition("\n## ")[0]
     assert explained == re.findall(r"^\| `(\w+)`", section, re.MULTILINE)
 
 
@@ -258,5 +267,5 @@ def test_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert all((tmp_path / page / "index.html").exists() for page in pages - {"index"})
     assert (tmp_path / "repository" / "envoy" / "add-to-your-envoy.yaml").exists()
     # a step's commands belong to the step: what is not indented far enough ends the list
-    steps = (tmp_path / "ingress-envoy-gateway" / "index.html").read_text().partition("<ol>")[2]
+    steps = (tmp_path / "gateways" / "index.html").read_text().partition("<ol>")[2]
     assert "kubectl apply -k" in steps.partition("</ol>")[0]

@@ -169,7 +169,7 @@ def test_published_page_links_to_its_repository(
     assert links["Source"] == REPOSITORY
     assert links["Changelog"] == f"{REPOSITORY}/blob/v1/CHANGELOG.md"
     targets = re.findall(r"\]\(([^)]+)\)", str(shown.get_payload()))
-    assert f"{REPOSITORY}/blob/v1/docs/faq.md#why-kvsteer" in targets
+    assert f"{REPOSITORY}/blob/v1/docs/comparison.md#why-kvsteer" in targets
     pictures = re.findall(r'src(?:set)?="([^"]+)"', str(shown.get_payload()))
     both = [f"{REPOSITORY}/raw/v1/docs/page-desktop{one}.png" for one in ("-dark", "")]
     assert [one for one in pictures if one in both] == both

@@ -1,4 +1,4 @@
-"""Each promise of docs/security.md has a test that shows it."""
+"""Each promise of docs/security.md, and of the page of bounds behind it, has a test."""
 
 import re
 from pathlib import Path
@@ -8,9 +8,10 @@ import pytest
 from tests import sanitize
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "security.md"
+PAGES = [ROOT / "docs" / "security.md", ROOT / "docs" / "internals" / "attacks.md"]
+TEXT = "\n".join(page.read_text() for page in PAGES)
 
-# By words of the page: the test that shows them, as file::test below tests/.
+# By words of the pages: the test that shows them, as file::test below tests/.
 PROMISES = {
     "checks `Host`, `Origin` and `Sec-Fetch-Site`": (
         "extproc/admin/test_application.py::test_cross_site_requests_are_refused"
@@ -261,15 +262,13 @@ def words(text: str) -> str:
 
 
 @pytest.mark.parametrize("promise", PROMISES)
-def test_promise_is_on_the_page_and_its_test_exists(promise: str) -> None:
-    assert words(promise) in words(PAGE.read_text())
+def test_promise_is_on_a_page_and_its_test_exists(promise: str) -> None:
+    assert words(promise) in words(TEXT)
     file, _, name = PROMISES[promise].partition("::")
     assert re.search(rf"def {name}\(" if name else "", (ROOT / "tests" / file).read_text())
 
 
-ATTACKS = re.findall(
-    r"^\| (?!attack )(.+?)(\*?) \| `(\S+\.py)::(\w*)` \|$", PAGE.read_text(), re.MULTILINE
-)
+ATTACKS = re.findall(r"^\| (?!attack )(.+?)(\*?) \| `(\S+\.py)::(\w*)` \|$", TEXT, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("attack", "is_sanitized", "file", "name"), ATTACKS)
@@ -281,13 +280,13 @@ def test_attack_is_a_test(attack: str, is_sanitized: str, file: str, name: str) 
     assert bool(of_file) == bool(is_sanitized)
 
 
-def test_page_has_all_attacks() -> None:
+def test_pages_have_all_attacks() -> None:
     assert len(ATTACKS) == 18
 
 
-def test_page_counts_the_tested_templates() -> None:
+def test_pages_count_the_tested_templates() -> None:
     from tests.extproc.templates.test_hostile_templates import ESCAPES, LONG
 
-    text = words(PAGE.read_text())
+    text = words(TEXT)
     assert f"{len(LONG)} hostile templates" in text
     assert f"{len(ESCAPES)} attempts to leave the sandbox" in text

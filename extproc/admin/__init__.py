@@ -1,1 +1,4 @@
-"""The operator's HTTP server with the live page, and the HTTP server for metrics; docs/admin.md."""
+"""The operator's HTTP server with the live page, and the HTTP server for metrics.
+
+docs/internals/admin-api.md has the routes.
+"""

@@ -157,7 +157,7 @@ _PAGE_HEADERS = {
 }
 
 
-# What to turn on, and what it costs; both are in docs/dialects.md.
+# What to turn on, and what it costs; both are in docs/envoy.md.
 _TURN_ON = (
     "set `accounting: {responses: usage}` and restart the router, then add the same to Envoy with"
     " `kvsteer envoy`: Envoy then sends the router one more message for each piece of an answer"

@@ -1,6 +1,6 @@
 """A fault: something that lowers what a running router is worth, and fails no request.
 
-Each kind is named here, with what to do about it; docs/failures.md has the same table.
+Each kind is named here, with what to do about it; docs/troubleshooting.md has the same table.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -89,8 +89,8 @@ KINDS: Mapping[str, FaultKind] = {
         " switch ext_proc off on routes that lead to other servers"
     ),
     "predictions-wrong": FaultKind(
-        "docs/metrics.md has all causes, under Why predictions drift; it ends when 6 of the last 8"
-        " predictions were right"
+        "docs/internals/reasons.md has all causes, under Why predictions drift; it ends when 6 of"
+        " the last 8 predictions were right"
     ),
     "prefix-caching-off": FaultKind(
         "turn prefix caching on: vLLM's --enable-prefix-caching, SGLang's radix cache"

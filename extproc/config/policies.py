@@ -3,7 +3,7 @@
 Each is one small function over columns, which have an entry for each eligible worker, and one entry
 of `POLICIES`, whose names the configuration offers. The entry says what the policy reads; that a
 request's header is checked, taken in and explained, follows from it (docs/internals/headers.md).
-docs/policies.md says when to use which policy.
+docs/requests.md says when to use which policy.
 
 Scoring: what it costs to send a request to a worker, in tokens of prefill work.
 

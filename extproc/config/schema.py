@@ -48,8 +48,8 @@ class Accounting:
     """Which parts of responses are read: Envoy holds each until KVSteer lets it pass unchanged."""
 
     responses: str = setting(
-        "what Envoy sends of responses: headers (status, first byte, server); usage (also"
-        " cached tokens; a message per chunk)",
+        "what Envoy sends of responses: none; headers (status, first byte, server); usage "
+        "(also cached tokens; a message a chunk)",
         "none",
         choices=RESPONSES,
     )
@@ -71,32 +71,32 @@ class WorkerEvents:
 
     zmq: str | None = setting("ZMQ PUB endpoint of rank 0, tcp://host:port", None)
     replay: str | None = setting(
-        "ZMQ replay endpoint of rank 0, tcp://host:port; without it, missed events are lost",
+        "ZMQ replay endpoint of rank 0; without it, missed events are lost",
         None,
     )
     topic: str = setting("topic prefix; empty subscribes to every topic", "")
     bind: bool = setting(
-        "true: KVSteer binds the zmq endpoint, one for each rank; the worker connects",
+        "true: KVSteer binds the zmq endpoint, and the worker connects",
         default=False,
     )
     ranks: int = setting(
-        "data-parallel publishers in this worker; over ZMQ, rank r uses ports + r",
+        "data-parallel publishers; over ZMQ, rank r uses ports + r",
         1,
         minimum=1,
         maximum=MAX_RANKS,
     )
     load: str | None = setting(
-        "ZMQ endpoint of SGLang's load (--load-publish-endpoint), rank 0, tcp://host:port",
+        "ZMQ endpoint of SGLang's load (--load-publish-endpoint), rank 0",
         None,
     )
     grpc: str | None = setting(
-        "host:port of a gRPC server with SubscribeKvEvents: an engine's own, or `kvsteer bridge`",
+        "host:port of an engine's gRPC server, or of `kvsteer bridge`",
         None,
     )
     service: str = setting("whose gRPC service that is", "vllm", choices=SERVICES)
     drain: str | None = setting(
-        "http://host:port of a TensorRT-LLM server to drain by POST /kv_cache_events; only"
-        " one client may",
+        "http://host:port of a TensorRT-LLM server, drained by POST /kv_cache_events; "
+        "only one client may",
         None,
     )
 
@@ -135,23 +135,21 @@ class WorkerSettings:
         minimum=1,
     )
     events: WorkerEvents | Literal["auto"] | None = setting(
-        "its event feed; auto asks the worker (/kv_event_sources of vLLM, /server_info of"
-        " SGLang); none: routed by load and by what was sent there",
+        "its event feed; auto asks the worker",
         None,
     )
     lora: tuple[str, ...] | None = setting(
-        "its adapters, [] for none; by default all of its model, or with learn: true those"
-        " that it lists",
+        "its adapters, [] for none; by default all of its model",
         None,
     )
     learn: bool = setting(
-        "true: the worker is asked for model, adapters and block size not given here",
+        "true: the worker is asked for what is not given here",
         default=False,
     )
     engine: WorkerEngine | None = setting(_ENGINE.format("worker is"), None)
     draining: bool = setting("true: it gets no new requests", default=False)
     role: str = setting(
-        "prefill computes prompts for others, decode answers, both takes whole requests",
+        "prefill: computes prompts for others; decode: answers; both: takes whole requests",
         "both",
         choices=ROLES,
     )
@@ -171,18 +169,16 @@ class EventPorts:
     replay_port: int | None = setting("ZMQ replay port of rank 0", None, minimum=1)
     topic: str = setting("topic prefix; empty subscribes to every topic", "")
     ranks: int = setting(
-        "data-parallel publishers in each worker; rank r uses ports + r",
+        "data-parallel publishers in each; rank r uses ports + r",
         1,
         minimum=1,
         maximum=MAX_RANKS,
     )
     load_port: int | None = setting("ZMQ port of SGLang's load, rank 0", None, minimum=1)
-    grpc_port: int | None = setting(
-        "port of a gRPC server with SubscribeKvEvents, instead of zmq_port", None, minimum=1
-    )
+    grpc_port: int | None = setting("port of a gRPC server with events", None, minimum=1)
     service: str = setting("whose gRPC service that is", "vllm", choices=SERVICES)
     drain: bool = setting(
-        "true: drained by POST /kv_cache_events on the worker's HTTP port, instead of zmq_port",
+        "true: drained by POST /kv_cache_events on the worker's HTTP port",
         default=False,
     )
 
@@ -193,7 +189,7 @@ class FoundWorker:
 
     port: int = setting("the port that Envoy sends requests to", 8000, minimum=1)
     model: str | None = setting(
-        "the model; by default the only configured one, or the one that the worker lists",
+        "the model; by default the only one, or the one that the worker lists",
         None,
     )
     block_size: int | None = setting(
@@ -220,10 +216,10 @@ class FoundWorker:
 class DnsName:
     """A DNS name whose addresses are workers."""
 
-    name: str = setting("the name to look up; the hosts file is not read")
+    name: str = setting("the name to look up")
     srv: bool = setting("true: look up SRV records, which also give ports", default=False)
     interval_ms: int = setting(
-        "longest time between lookups; a shorter DNS time to live is honoured, but not below 1 s",
+        "longest time between lookups; a shorter DNS time to live counts, from 1 s",
         5_000,
         minimum=1_000,
     )
@@ -238,16 +234,15 @@ class Kubernetes:
     namespace: str | None = setting("the pods' namespace; by default KVSteer's own", None)
     selector: str | None = setting("the pods' label selector, such as app=vllm", None)
     inference_pool: str | None = setting(
-        "an InferencePool, whose selector and targetPorts are used instead",
+        "an InferencePool, whose selector and ports are used instead",
         None,
     )
     kubeconfig: str | None = setting(
-        "a kubeconfig file; by default the service account of KVSteer's pod",
+        "a kubeconfig file; by default the pod's service account",
         None,
     )
     deletion_cost: bool = setting(
-        "true: pods get the annotation controller.kubernetes.io/pod-deletion-cost every five"
-        " minutes; needs permission to patch pods",
+        "true: pods get the annotation pod-deletion-cost; needs permission to patch pods",
         default=False,
     )
     worker: FoundWorker = setting(
@@ -260,7 +255,7 @@ class DiscoverySettings:
     """Sources of workers besides `workers`, followed while the router runs."""
 
     file: str | None = setting(
-        "a YAML list in the form of `workers`, read again when it changes",
+        "a watched file with a list as `workers`",
         None,
     )
     dns: tuple[DnsName, ...] = setting("names whose addresses are workers", ())
@@ -274,30 +269,29 @@ class Envoy:
     listen: str = setting("where Envoy serves clients, ip:port", "127.0.0.1:10000")
     admin: str = setting("Envoy's own admin server, ip:port", "127.0.0.1:9901")
     router: str | None = setting(
-        "where Envoy reaches the router, host:port or unix:PATH; by default extproc.listen",
+        "where Envoy reaches the router; by default extproc.listen",
         None,
     )
     routers: Routers | None = setting("several routers, instead of envoy.router", None)
     router_tls: RouterTls | None = setting("TLS to the router; by default plain text", None)
     message_timeout_ms: int = setting(
-        "how long Envoy waits for each answer of the router before it goes on without it",
+        "how long Envoy waits for each answer of the router",
         500,
         minimum=1,
     )
     request_body_buffer_limit_bytes: int = setting(
-        "largest request body that Envoy holds for the router and for retries",
+        "largest request body that Envoy holds",
         32 * 1024 * 1024,
         minimum=1024,
     )
     trusted_hops: int = setting(
-        "proxies before Envoy that append their client's address to x-forwarded-for",
+        "proxies before Envoy that append to x-forwarded-for",
         0,
         minimum=0,
         maximum=16,
     )
     eds_directory: str | None = setting(
-        "a directory shared with Envoy, in which the router writes the workers' addresses;"
-        " else Envoy knows only this file's workers",
+        "a directory shared with Envoy, into which the router writes the workers' addresses",
         None,
     )
 
@@ -314,8 +308,7 @@ class Tls:
 
     certificate: str = setting("PEM file: the certificate, then its chain up to the root")
     client_ca: str | None = setting(
-        "PEM file: only clients with a certificate of these authorities may connect; by"
-        " default any",
+        "PEM file: authorities of clients that may connect; by default any",
         None,
     )
     key: str = setting("PEM file: the private key, without a password")
@@ -327,26 +320,24 @@ class ExtProc:
 
     listen: str = setting("the gRPC server, host:port or unix:PATH", "127.0.0.1:9002")
     dialect: str = setting(
-        "auto: what each proxy declares, else BUFFERED bodies; buffered refuses the Endpoint"
-        " Picker Protocol; epp assumes it if a proxy declares nothing",
+        "auto: what each proxy declares, else buffered; buffered: refuses the Endpoint "
+        "Picker Protocol; epp: assumes it if a proxy declares nothing",
         "auto",
         choices=DIALECTS,
     )
     deadline_ms: int = setting(
-        "time limit of a decision; after it a request is routed without its tokens; below"
-        " envoy.message_timeout_ms",
+        "time limit of a decision; later tokens are not used; below envoy.message_timeout_ms",
         250,
         minimum=1,
     )
     max_body_bytes: int = setting(
-        "largest body that is read; a larger one is routed by its headers and load; above 4"
-        " MiB tokens are not computed",
+        "largest body that is read; above 4 MiB tokens are not computed",
         32 * 1024 * 1024,
         minimum=1024,
     )
     path_prefixes: tuple[str, ...] = setting(
-        "beginnings of paths that Envoy's routes take away, such as /llm/tiny; needed only where"
-        " bodies are edited, or for /generate: other calls are known by how their paths end",
+        "beginnings of paths that Envoy's routes take away, such as /llm/tiny; needed "
+        "where bodies are edited, or for /generate",
         (),
     )
     tls: Tls | None = setting("TLS, if listen is host:port; by default plain text", None)
@@ -355,18 +346,17 @@ class ExtProc:
         "0660",
     )
     processes: int = setting(
-        "router processes; one follows the feeds for all; process n adds 10 n to the ports of"
-        " extproc, admin and metrics, or listens on PATH.n",
+        "router processes; process n adds 10 n to its ports or listens on PATH.n, and uses FILE.n",
         1,
         minimum=1,
         maximum=64,
     )
     drain_ms: int = setting(
-        "time that open streams have to finish when the router stops",
+        "time for open streams to finish when the router stops",
         5_000,
     )
     leave_ms: int = setting(
-        "time before draining in which a stopping router is not ready but accepts streams",
+        "time in which a stopping router is not ready but accepts streams",
         0,
     )
 
@@ -377,8 +367,7 @@ class Admin:
 
     listen: str = setting("the admin server, host:port; keep it on loopback", "127.0.0.1:9090")
     hosts: tuple[str, ...] = setting(
-        "names under which the admin server is reached, without ports, besides its address"
-        " and loopback",
+        "further names under which the admin server is reached, without ports",
         (),
     )
 
@@ -395,15 +384,15 @@ class Events:
     """Whether the workers' events are used at all."""
 
     enabled: bool = setting(
-        "false routes as if no worker had events; changed at run time by SIGHUP or POST /events",
+        "false: as if no worker had events; changed by SIGHUP or POST /events",
         default=True,
     )
     ready_deadline_ms: int = setting(
-        "the router reports ready after this time even if replays are not done",
+        "latest time at which the router is ready",
         10_000,
     )
     auto_hosts: tuple[str, ...] = setting(
-        "hosts, besides its own, that a worker with `events: auto` may name as its publisher's",
+        "hosts that a worker with `events: auto` may name, besides its own",
         (),
     )
     auto_ranks: int = setting(
@@ -419,31 +408,31 @@ class Cost:
     """The weights of policy `cost`."""
 
     affinity_percent: int = setting(
-        "weight of an uncached prompt token on an idle fleet, against a token queued ahead",
+        "weight of an uncached prompt token against a queued one, on an idle fleet",
         100,
     )
     busy_affinity_percent: int = setting(
-        "added to that weight on a fleet half busy or more, and for each second, up to ten,"
-        " of the shortest queue",
+        "added to it on a fleet half busy or more, and for each second, up to ten, of the "
+        "shortest queue",
         100,
     )
     running_tokens: int = setting("cost of each request in flight on a worker", 128)
     uncertain_percent: int = setting("credit for a token in an uncertain block", 50)
     speculative_percent: int = setting(
-        "credit for a token of a request in flight on that worker",
+        "credit for a token of a request in flight there",
         90,
     )
     siblings_percent: int = setting(
-        "further credit for a token queued there for another request: requests with one long"
-        " new prefix that come together go to one worker, and wait longer",
+        "further credit for a token queued there for another request: keeps bursts with "
+        "one new prefix together",
         0,
     )
     approximate_percent: int = setting(
-        "credit for a token that was sent to a worker without events",
+        "credit for a token sent to a worker without events",
         90,
     )
     prefill_tokens_per_second: int = setting(
-        "assumed speed of a worker, until policy.learn knows better",
+        "assumed speed of a worker until it is learned",
         8_000,
         minimum=1,
     )
@@ -456,22 +445,20 @@ class Policy:
     name: str = setting("how workers are picked", "cost", choices=tuple(POLICIES))
     header: str | None = setting("a request header that may name another policy", None)
     endpoints: int | None = setting(
-        "most endpoints that the proxy is given, best first; by default 3, and 1 in the"
-        " Endpoint Picker Protocol",
+        "most endpoints that the proxy is given; by default 3, in the Endpoint Picker Protocol 1",
         None,
         minimum=1,
         maximum=8,
     )
     session_header: str | tuple[str, ...] | None = setting(
-        "what names a session, for requests whose tokens are not known. auto: the headers"
-        " x-claude-code-session-id, session-id, x-session-affinity, x-session-id, else the"
-        " body's conversation, prompt_cache_key or metadata.user_id; none; or one header or a"
-        " list",
+        "what names a session where tokens are not known: a header, a list, none, or "
+        "auto: the headers x-claude-code-session-id, session-id, x-session-affinity, "
+        "x-session-id, else the body's conversation, prompt_cache_key or metadata.user_id",
         AUTO,
     )
     rank_header: str | None = setting(
-        "the request header that names the rank with most of the prompt, for ranks behind one"
-        " port. auto: as each worker's release reads it; null: none",
+        "the header that names a rank behind one port; auto: as each worker's release "
+        "reads it; null: none",
         "auto",
     )
     block_size: int = setting(
@@ -483,27 +470,24 @@ class Policy:
     cache_aware: CacheAware = setting("the settings of cache_aware", CacheAware)
     prefix_cache: PrefixCacheSettings = setting("the settings of prefix_cache", PrefixCacheSettings)
     sample: int | None = setting(
-        "random workers that cost compares, besides those that hold part of the prompt; 0:"
-        " all. By default 32, or 12 among routers that share",
+        "random workers that cost compares; 0: all; by default 32, or 12 among routers that share",
         None,
     )
     speculative_ms: int = setting(
-        "how long the blocks of a request in flight are expected on its worker",
+        "how long blocks of a request in flight are expected there",
         60_000,
     )
     approximate_ms: int = setting(
-        "how long a worker without events is expected to hold what was sent there",
+        "how long a worker without events is expected to hold prompts",
         600_000,
     )
     sent_bytes: int = setting(
-        "memory for the record of sent prompts; one of 8k tokens takes about 40 entries of"
-        " 160 bytes",
+        "memory for the record of sent prompts",
         64 * 1024 * 1024,
         minimum=1024,
     )
     learn: bool = setting(
-        "true: each worker's speed is learned from its feed; false:"
-        " policy.cost.prefill_tokens_per_second",
+        "true: each worker's speed is learned from its feed",
         default=True,
     )
     scrape_interval_ms: int = setting(
@@ -511,8 +495,7 @@ class Policy:
         0,
     )
     probe_interval_ms: int | None = setting(
-        "time between GET /health of each worker; two failures in a row eject it until it"
-        " answers. By default only in doubt; 0: never",
+        "time between GET /health of each worker; by default only in doubt; 0: never",
         None,
     )
     max_in_flight: int | None = setting(
@@ -554,28 +537,25 @@ class Model:
     aliases: tuple[str, ...] = setting("other names for it", ())
     lora: tuple[str, ...] = setting("adapter names that requests may use as the model", ())
     tokenizer: str | RemoteTokenizerSettings | None = setting(
-        "a directory, a tokenizer.json, a hub id in the local Hugging Face cache, or {remote:"
-        " true}; without one, texts are compared",
+        "a directory, a tokenizer.json, a hub id in the local cache, or {remote: true}; "
+        "without one, texts are compared",
         None,
     )
     tokenizer_mode: str = setting(
-        "as the engine's --tokenizer-mode: mistral takes tekken.json or tokenizer.model.v*;"
-        " auto decides as vLLM does",
+        "as the engine's --tokenizer-mode",
         "auto",
         choices=("auto", "hf", "mistral"),
     )
     chat_template: str | None = setting("a Jinja file instead of the model's chat template", None)
     chat_template_kwargs: Mapping[str, Any] | None = setting(
-        "as the engine's --default-chat-template-kwargs: what templates get where a request does"
-        " not say otherwise",
+        "as the engine's --default-chat-template-kwargs",
         None,
     )
     policy: str | None = setting(
         "overrides policy.name for this model", None, choices=tuple(POLICIES)
     )
     verify: str = setting(
-        "start: tokens of golden requests are compared with each worker's POST /tokenize;"
-        " off: only live traffic is",
+        "start: golden requests are compared with each worker's POST /tokenize; off: not",
         "start",
         choices=(START, OFF),
     )

@@ -46,7 +46,7 @@ class Log:
     level: str = setting("lowest severity logged", "info", choices=LOG_LEVELS)
     format: str = setting("lines of text or JSON", "text", choices=LOG_FORMATS)
     decisions_percent: int = setting(
-        "percentage of decisions logged with all candidates and costs",
+        "percentage of decisions logged with their costs",
         0,
         maximum=100,
     )
@@ -64,19 +64,17 @@ class Disaggregation:
     """How a prompt may be computed by one worker and continued by another."""
 
     mode: str | None = setting(
-        "who sends the second request: header, a sidecar beside the decode worker; mirror,"
-        " Envoy; none: one worker per request",
+        "who sends the second request: header: a sidecar beside the decode worker; mirror: Envoy",
         None,
         choices=MODES,
     )
     connector: str = setting(
-        "vLLM's NixlConnector (header only), OffloadingConnector with a p2p tier,"
-        " MooncakeConnector, or SGLang's",
+        "the engines' connector; nixl with header only",
         NIXL,
         choices=CONNECTORS,
     )
     min_uncached_tokens: int = setting(
-        "a prefill worker is used only if the decode worker lacks this many tokens",
+        "uncached tokens from which a prefill worker is used",
         128,
     )
     transfer_tokens_per_second: int = setting(
@@ -85,22 +83,21 @@ class Disaggregation:
         minimum=1,
     )
     interference_percent: int = setting(
-        "weight of the delay that computing a prompt causes each request on a decode worker",
+        "weight of the delay that a prompt causes each request on a decode worker",
         50,
     )
     min_pulled_tokens: int | None = setting(
-        "a picked worker pulls blocks from another that holds this many more tokens"
-        " (OffloadingConnector with a p2p tier, transfer_port set); by default never",
+        "a picked worker pulls blocks from another that holds this many more tokens; by "
+        "default never",
         None,
         minimum=1,
     )
     price_pulls: bool = setting(
-        "true: the pick counts what each worker could pull and how long that takes; needs"
-        " min_pulled_tokens",
+        "true: the pick counts what workers could pull",
         default=False,
     )
     transfer_port: int = setting(
-        "port on which prefill workers transfer KV blocks (mirror only)",
+        "port of prefill workers' transfers (mirror only)",
         8_998,
         minimum=1,
         maximum=65_535,
@@ -134,8 +131,7 @@ class SharingSettings:
     """Several routers that decide as one: where they meet, and how they authenticate each other."""
 
     url: str = setting(
-        "valkey://, valkeys:// (TLS), redis:// or rediss://host:port, unix:///path; on one"
-        " host, directory:/path"
+        "valkey://, valkeys:// (TLS), redis:// or rediss://host:port, unix:///path, directory:/path"
     )
     channel: str = setting("channel of Valkey or Redis, one for a fleet", "kvsteer")
     tick_ms: int = setting(
@@ -155,8 +151,7 @@ class SharingSettings:
         None,
     )
     secret_file: str | None = setting(
-        "file with 16 bytes or more, the same for all routers, that seals messages; by"
-        " default the password or the channel's name",
+        "file of 16 bytes or more, the same for all routers, that seals messages",
         None,
     )
 
@@ -171,14 +166,13 @@ class SteeringSettings:
     """How many requests are steered; the others are decided and recorded, but left to the proxy."""
 
     percent: float = setting(
-        "percentage of requests steered, with decimals; changed at run time by SIGHUP or POST"
-        " /steering",
+        "percentage of requests steered; changed by SIGHUP or POST /steering",
         ALL_PERCENT,
         maximum=100,
     )
     header: str | tuple[str, ...] | None = setting(
-        "a header or list: requests with the same value are all steered, or none. auto: those"
-        " of policy.session_header: auto. By default the conversation's beginning",
+        "a header, a list, or auto (as policy.session_header): requests with the same "
+        "value are all steered or none; by default the conversation's beginning decides",
         None,
     )
 
@@ -193,7 +187,7 @@ class ReportSettings:
     """What GET /report returns: the results of requests, by time."""
 
     file: str | None = setting(
-        "file that keeps the report across restarts; process n uses FILE.n",
+        "file that keeps the report across restarts",
         None,
     )
 
@@ -203,8 +197,7 @@ class State:
     """A file with what the router knows, so that it is not cold after a restart."""
 
     file: str | None = setting(
-        "file with what the workers hold, with which the router starts again: about 21 bytes"
-        " a block; process n uses FILE.n",
+        "file with what the workers hold, for restarts: about 21 bytes a block",
         None,
     )
     interval_ms: int = setting(
@@ -225,7 +218,7 @@ class ClassSettings:
         0,
     )
     max_in_flight: int | None = setting(
-        "most requests of this class in flight on a worker; if all have as many: 429",
+        "most requests of this class in flight on a worker; if all have as many, 429",
         None,
         minimum=1,
     )
@@ -236,8 +229,8 @@ class Classes:
     """Classes of requests, such as interactive and batch, in the order of the engines' queues."""
 
     header: str = setting(
-        "the request header that names the class; a filter before the router must set it and"
-        " remove a client's own"
+        "the header that names the class; a filter before the router must set it and "
+        "remove a client's own"
     )
     default: str = setting("the class of requests that name none or an unknown one")
     of: tuple[ClassSettings, ...] = setting("the classes, two at least")
@@ -254,28 +247,24 @@ class StoreSettings:
 
     name: str = setting("its name in /explain, /workers and metrics")
     workers: tuple[str, ...] | None = setting(
-        "endpoints that mount it; by default those whose events name blocks of locality"
-        " REMOTE (vLLM's STORAGE tiers)",
+        "endpoints that mount it; by default those whose events name blocks of locality REMOTE",
         None,
     )
     worth_percent: int = setting(
-        "credit for a token in the store beyond what a worker holds",
+        "credit for a token in the store",
         50,
         maximum=100,
     )
     max_age_ms: int = setting(
-        "a block counts for this long after it was last stored, at most twice as long",
+        "how long a block counts after it was last stored",
         3_600_000,
         minimum=300_000,
     )
     media: tuple[str, ...] = setting(
-        "media of its workers' events that lie in the store: [CPU] for LMCache and vLLM's"
-        " MooncakeStoreConnector",
+        "media of its workers' events that lie in the store, such as [CPU]",
         (),
     )
-    zmq: str | None = setting(
-        "where Mooncake's master publishes (kv_events_bind_endpoint), tcp://host:port", None
-    )
+    zmq: str | None = setting("where Mooncake's master publishes (kv_events_bind_endpoint)", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,20 +272,21 @@ class Isolation:
     """Tenants whose caches are kept apart, by a salt in each request."""
 
     header: str = setting(
-        "the request header that names the tenant; a filter before the router must set it and"
-        " remove a client's own"
+        "the header that names the tenant; a filter before the router must set it and "
+        "remove a client's own"
     )
     secret_file: str = setting(
-        "file with 16 bytes or more, the same for all routers, from which salts are made"
+        "file of 16 bytes or more, the same for all routers, from which salts are made"
     )
     without_tenant: str = setting(
-        "requests without that header: 403, or one salt for all of them",
+        "requests without the header: refuse: 403; common: one salt for all",
         REFUSE,
         choices=(REFUSE, COMMON),
     )
     share: tuple[str, ...] = setting("models whose caches all tenants share", ())
     fail: str = setting(
-        "while the router is away, Envoy sends requests on without a salt, or answers 5xx",
+        "while the router is away, Envoy answers 5xx (closed), or sends requests on "
+        "without a salt (open)",
         CLOSED,
         choices=(OPEN, CLOSED),
     )
@@ -307,29 +297,29 @@ class RecorderSettings:
     """A file in which requests are recorded, without their prompts."""
 
     file: str | None = setting(
-        "file to which each request is written, without its prompt, as in Mooncake's trace",
+        "file to which each request is written, without its prompt",
         None,
     )
     hours: int = setting(
-        "hours that the recording covers at most; after half of them FILE becomes FILE.old",
+        "hours that the recording covers at most",
         24,
         minimum=1,
         maximum=24 * 366,
     )
     bytes: int = setting(
-        "most bytes of FILE and the older files together",
+        "most bytes of all its files",
         256 * 1024 * 1024,
         minimum=1024 * 1024,
         maximum=MAX_BYTES,
     )
     block_size: int = setting(
-        "prompt tokens for each number written; Mooncake uses 512",
+        "prompt tokens for each number written",
         64,
         minimum=1,
         maximum=65_536,
     )
     tenant_header: str | None = setting(
-        "the header that names the tenant, if isolation.header does not; lines have a digest of it",
+        "the header that names the tenant, if isolation.header does not",
         None,
     )
 
@@ -339,11 +329,11 @@ class CacheAware:
     """The settings of policy `cache_aware`, the same as SMG's."""
 
     cache_threshold_percent: int = setting(
-        "smallest share of the prompt for which a worker is preferred",
+        "share of the prompt from which a worker is preferred",
         30,
     )
     balance_abs_requests: int = setting(
-        "load alone decides if the busiest has this many requests more than the idlest",
+        "load alone decides if the busiest has this many requests more",
         64,
     )
     balance_rel_percent: int = setting(
@@ -357,11 +347,11 @@ class PrefixCacheSettings:
     """The settings of policy `prefix_cache`, the same as AIBrix's."""
 
     imbalance_requests: int = setting(
-        "load alone decides if the busiest has this many requests more than the idlest",
+        "load alone decides if the busiest has this many requests more",
         8,
     )
     sigma_percent: int = setting(
-        "how far above the mean a worker with a match may be, in percent of the standard deviation",
+        "how far above the mean load a match may be, in standard deviations",
         100,
     )
 
@@ -396,17 +386,16 @@ class Routers:
     """Several routers, and how Envoy chooses among them."""
 
     addresses: tuple[str, ...] = setting(
-        "where Envoy reaches the routers, host:port or unix:PATH; a host name may resolve to"
-        " several"
+        "where Envoy reaches the routers; a host name may resolve to several"
     )
     choice: str = setting(
-        "any: each in turn; standby: the first that is ready; conversation: the same for"
-        " equal conversation headers",
+        "any: each in turn; standby: the first that is ready; conversation: the same for "
+        "the same conversation",
         ANY,
         choices=ROUTER_CHOICES,
     )
     conversation_headers: tuple[str, ...] = setting(
-        "headers that name a conversation; the first that a request has counts",
+        "headers that name a conversation; the first counts",
         SESSION_HEADERS,
     )
 
@@ -417,10 +406,10 @@ class RouterTls:
 
     ca: str = setting("PEM file: authorities of the router's certificate")
     name: str | None = setting(
-        "DNS name that the router's certificate must have, and for SNI; by default any",
+        "DNS name that the router's certificate must have; by default any",
         None,
     )
     certificate: str | None = setting(
-        "PEM file: Envoy's own certificate, if extproc.tls.client_ca is set", None
+        "PEM file: Envoy's own certificate, for extproc.tls.client_ca", None
     )
     key: str | None = setting("PEM file: its private key", None)

@@ -8,8 +8,8 @@ pure: bytes in, values or a `RequestError` out.
 
 The rule: a prompt is keyed only if every checked release of the engine turns it into the same token
 ids, or its dialect says how it differs. Other requests get a reason and are placed by load;
-docs/requests.md lists both. What is not understood is never skipped. Bodies are hostile: their
-size, nesting and numbers are bounded before anything is made of them (`costly_json`).
+docs/internals/reasons.md lists them. What is not understood is never skipped. Bodies are hostile:
+their size, nesting and numbers are bounded before anything is made of them (`costly_json`).
 """
 
 import re

@@ -72,7 +72,7 @@ Prepare = Callable[[Chat], tuple[Chat, int]]
 def refused(reason: str) -> CodeRendering:
     """Returns how a model is loaded whose conversations cannot be rendered here.
 
-    reason: under which its conversations are counted; docs/requests.md explains each.
+    reason: under which its conversations are counted; docs/internals/reasons.md has all.
     """
     return CodeRendering(RefusingRenderer(reason))
 

@@ -45,7 +45,7 @@
  * "CPU" but never removals, until a removal from it arrives or, on the host tier, a block is copied
  * there by its hash alone: only vLLM's OffloadingConnector and TensorRT-LLM do this, and both
  * announce removals. Blocks on a doubted medium are never certain, and are forgotten when they get
- * old. docs/feeds.md has the sources. */
+ * old. docs/internals/feeds.md has the sources. */
 #define REMOVING_MEDIA 0x0bu
 #define HOST_TIER 1u
 

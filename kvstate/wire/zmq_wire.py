@@ -1,4 +1,4 @@
-"""Decodes the ZMQ feeds of vLLM, SGLang and TensorRT-LLM; docs/compatibility.md has the releases.
+"""Decodes the ZMQ feeds of vLLM, SGLang and TensorRT-LLM; docs/engines.md has the releases.
 
 All of `kvstate.wire` is pure: bytes in, events (`kvstate.events`) out. It knows layouts and no
 state, except for what an engine's stream has said of its attention groups before (`Groups`).

@@ -135,7 +135,7 @@ def test_pages_create_the_namespace_before_they_apply_an_overlay(page: str) -> N
 
 def test_gateway_class_that_no_chart_makes_is_shown() -> None:
     (gateway,) = of_kind("envoy-gateway", "Gateway")
-    page = (ROOT / "docs/ingress-envoy-gateway.md").read_text()
+    page = (ROOT / "docs/gateways.md").read_text()
     shown = yaml.safe_load(page.split("<<END\n")[1].split("   END")[0])
     assert shown["kind"] == "GatewayClass"
     assert shown["metadata"]["name"] == gateway["spec"]["gatewayClassName"]

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "kvsteer.json").read_text())
 RULES = ROOT / "deploy" / "prometheus" / "kvsteer.rules.yml"
 METRICS = set(
-    re.findall(r"^\| `(kvsteer_\w+)`", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
+    re.findall(r"^- `(kvsteer_\w+)`", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
 )
 
 # Parts of queries that have no samples in a small, healthy system.

@@ -96,7 +96,7 @@ def manifests(place: Place) -> list[Tree]:
 
 
 def gateway_class() -> tuple[Tree, Tree]:
-    """The class `eg` of docs/ingress-envoy-gateway.md, with the Envoy that is here."""
+    """The class `eg` of docs/gateways.md, with the Envoy that is here."""
     proxy = {"group": _GROUP, "kind": "EnvoyProxy", "name": "here", "namespace": _NAMESPACE}
     return (
         {

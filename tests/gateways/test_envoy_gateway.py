@@ -1,4 +1,4 @@
-"""What docs/ingress-envoy-gateway.md says can be changed in the manifests for Envoy Gateway."""
+"""What docs/gateways.md says can be changed in the manifests for Envoy Gateway."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""The walk through the demo of docs/prove-it.md: `python -m tests.page.walk`.
+"""The walk through the demo of docs/operations.md: `python -m tests.page.walk`.
 
 On the same simulated workers none of the requests is steered, then half of them, then all. It takes
 nine minutes, and prints each report.
@@ -18,7 +18,7 @@ SPEEDS: dict[str, Any] = {"prefill_tokens_per_second": 8_000.0, "decode_tokens_p
 
 
 async def _traffic(url: str, seconds: int) -> None:
-    """Runs `kvsteer traffic` as docs/prove-it.md does."""
+    """Runs `kvsteer traffic` as docs/operations.md does."""
     options = ("traffic", "--url", url, "--seconds", str(seconds))
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "extproc", *options)
     assert await process.wait() == 0

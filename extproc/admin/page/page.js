@@ -51,7 +51,7 @@ async function tellAbout() {
   const { version, documentation } = await ask("/", { headers: { Accept: "application/json" } });
   find("about").replaceChildren(`KVSteer ${version}`);
   if (!documentation) return;
-  const pages = [["documentation", "index.md"], ["this page", "admin.md"], ["reasons", "metrics.md#reasons-of-a-decision"], ["troubleshooting", "troubleshooting.md"]];
+  const pages = [["documentation", "index.md"], ["this page", "troubleshooting.md#the-page-and-the-admin-api"], ["reasons", "metrics.md#reasons-of-a-decision"], ["troubleshooting", "troubleshooting.md"]];
   for (const [name, target] of pages) find("about").append(" · ", make("a", { href: `${documentation}/${target}`, rel: "noreferrer" }, name));
 }
 

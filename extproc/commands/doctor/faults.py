@@ -1,7 +1,7 @@
 """Every fault that the doctor can find, by its code.
 
-A fault's code determines the check that finds it and the fix. docs/doctor.md lists the codes by
-check; a test compares them.
+A fault's code determines the check that finds it and the fix. docs/internals/faults.md lists the
+codes by check; a test compares them.
 """
 
 from collections.abc import Mapping
@@ -218,7 +218,8 @@ FAULTS: Mapping[str, Fault] = {
         "sharing", "give all routers the same `sharing.secret_file`, or each fleet its own channel"
     ),
     "routers-share-nothing": Fault(
-        "sharing", "configure `sharing`, or run one router; docs/scale.md has what two cost"
+        "sharing",
+        "configure `sharing`, or run one router; docs/several-routers.md has what two cost",
     ),
     # whether requests are steered now
     "router-down": Fault(
@@ -271,8 +272,8 @@ FAULTS: Mapping[str, Fault] = {
     "store-port": Fault("stores", "correct `stores[].zmq`, or turn the store's events on"),
     "store-silent": Fault(
         "stores",
-        "turn the store's events on as docs/stores.md says; after a start, wait until the workers"
-        " have stored something",
+        "turn the store's events on as docs/optional-features.md says; after a start, wait until"
+        " the workers have stored something",
     ),
     "store-unread": Fault(
         "stores", "see whether the engine mounts the store, and lower `stores[].worth_percent`"
@@ -280,7 +281,7 @@ FAULTS: Mapping[str, Fault] = {
     "store-connector": Fault("stores", "leave the worker out of `stores[].workers`"),
     "envoy-unreadable": Fault("envoy", "correct `envoy.admin`: this is not Envoy's admin server"),
     "envoy-no-ext-proc": Fault(
-        "envoy", "add the filter as docs/ingress.md shows, or with `kvsteer envoy --patch`"
+        "envoy", "add the filter as docs/envoy.md shows, or with `kvsteer envoy --patch`"
     ),
     "envoy-plain-to-tls": Fault(
         "envoy", "give the router's cluster a TLS `transport_socket` (`envoy.router_tls`)"

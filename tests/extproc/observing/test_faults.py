@@ -16,7 +16,7 @@ from extproc.observing.faults import MAX_SHOWN, FaultCollector, Faults
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = ROOT / "docs" / "failures.md"
+PAGE = ROOT / "docs" / "troubleshooting.md"
 RULES = ROOT / "deploy" / "prometheus" / "kvsteer.rules.yml"
 
 OPEN = Fault("envoy-fails-open", "envoy", "it fails open")

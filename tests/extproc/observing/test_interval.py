@@ -35,7 +35,7 @@ def test_intervals_of_95_percent_hold_the_truth_93_to_97_times_of_100(
 
 @pytest.mark.slow
 def test_interval_of_a_few_equal_minutes_is_too_narrow() -> None:
-    """The test above can fail; docs/prove-it.md says what is needed."""
+    """The test above can fail; docs/operations.md says what is needed."""
     assert coverage(6, 0.7, HALF, runs=500) < 0.85
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from extproc.proof.recurring import CAUSES, EXPLAINED, RECENT_SECONDS, RIGHT, RecurringCause
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "internals" / "reasons.md"
 SWAPPED, IGNORED = "feed_of_another", "rank_ignored"
 
 

@@ -23,7 +23,7 @@ def raised(in_modules: re.Pattern[str]) -> set[str]:
 
 
 def test_reasons_and_their_documentation_agree() -> None:
-    page = (ROOT / "docs" / "requests.md").read_text()
+    page = (ROOT / "docs" / "internals" / "reasons.md").read_text()
     (section,) = re.findall(r"## What is not keyed\n(.*?)\n## ", page, re.DOTALL)
     first_cells = re.findall(r"^\| (`.*?`) \|", section, re.MULTILINE)
     documented = set(re.findall(r"`(\w+)`", " ".join(first_cells)))

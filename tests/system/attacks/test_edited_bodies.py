@@ -1,4 +1,4 @@
-"""Each cell of the table in docs/edited-bodies.md, through a real Envoy.
+"""Each cell of the table of forms in docs/internals/attacks.md, through a real Envoy.
 
 The engine reads the bytes that reach it as FastAPI does, with Python's json: whatever form a client
 chose, it finds nothing there that only the router may say.
@@ -26,7 +26,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-PAGE = Path(__file__).parents[3] / "docs" / "edited-bodies.md"
+PAGE = Path(__file__).parents[3] / "docs" / "internals" / "attacks.md"
 # A header by which a test chooses how Envoy sends a body to the router.
 MODE = "x-body-mode"
 PER_ROUTE = "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"

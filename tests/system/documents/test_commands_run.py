@@ -25,10 +25,6 @@ from tests.waiting import until
 # What begins like this cannot be run here, and why.
 NOT_RUN = {
     "apt-get": "installs packages of the system",
-    "docker compose pause": "needs Docker",
-    "docker compose start": "needs Docker: tests/docker/test_compose.py does the same",
-    "docker compose stop": "needs Docker: tests/docker/test_compose.py does the same",
-    "docker compose unpause": "needs Docker",
     "docker compose up": "needs Docker: tests/docker/test_compose.py does the same",
     "docker run": "needs Docker",
     "export": "variables for a client: tests/clients/test_page_of_agents.py compares them",
@@ -44,6 +40,7 @@ NOT_RUN = {
     "qwen": "a client of its own: tests/clients run it",
     "sudo": "changes the system: tests/deploy/test_systemd.py checks the unit",
     "vllm": "needs vLLM: tests/engines start it so",
+    "MODEL_DIR=": "needs GPUs",
     "KVSTEER_": "runs tests, or builds a wheel: tests/test_packaging.py does",
     "VLLM_": "needs vLLM",
 }

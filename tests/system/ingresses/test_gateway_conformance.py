@@ -198,7 +198,7 @@ async def test_http2_workers_get_their_picks_and_trailers_pass_both_ways(
     ports = [free_port(), free_port()]
     endpoints = [f"127.0.0.1:{port}" for port in ports]
     # Envoy 1.40 sends a streamed body that ends with trailers twice if it may be retried
-    # (envoy#45470, open as #46095): docs/dialects.md says so.
+    # (envoy#45470, open as #46095): docs/internals/gateways.md says so.
     edits = [with_h2_workers, *([without_retries] if dialect == DUPLEX else [])]
     async with (
         h2_worker(ports[0]) as first,

@@ -1,4 +1,4 @@
-"""docs/compatibility.md: which patch releases of Envoy are safe, and which the tests run."""
+"""docs/envoy.md: which patch releases of Envoy are safe, and which the tests run."""
 
 import re
 from datetime import date
@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs/compatibility.md").read_text()
+PAGE = (ROOT / "docs/envoy.md").read_text()
+GATEWAYS = (ROOT / "docs/internals/gateways.md").read_text()
 PINS = ROOT / "tests/system/ingresses/envoy_releases"
 RUN = sorted(path.stem for path in PINS.iterdir())
 
@@ -26,8 +27,9 @@ LEAST = {
 
 
 def section(head: str) -> str:
-    """The text of a section of the page."""
-    return PAGE.partition(f"### {head}\n")[2].partition("\n### ")[0]
+    """The text of a section of one of the two pages."""
+    text = (PAGE + GATEWAYS).partition(f"### {head}\n")[2]
+    return re.split(r"^##+ ", text, maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def newest() -> str:

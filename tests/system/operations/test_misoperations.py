@@ -1,4 +1,4 @@
-"""Each row of docs/failures.md's table of mis-operations, played before a real Envoy.
+"""Each row of docs/internals/faults.md's table of mis-operations, played before a real Envoy.
 
 Every place that the table names has to say what is wrong: GET /faults (which the page shows), the
 lines of /readyz, `health` and `top`, the metric, the log, the doctor without --probe, and the rule
@@ -38,7 +38,7 @@ from tests.system.system import System, chat, long_text, running
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = (ROOT / "docs" / "failures.md").read_text()
+PAGE = (ROOT / "docs" / "internals" / "faults.md").read_text()
 RULES = (ROOT / "deploy" / "prometheus" / "kvsteer.rules.yml").read_text()
 DOCTOR_SECONDS = 2.0
 

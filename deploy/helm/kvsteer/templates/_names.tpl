@@ -57,7 +57,7 @@ valkey://{{ include "kvsteer.valkey" . }}:6379
 {{- fail "sharing.secret: missing: the name of a Secret whose key `secret` is the fleet's" -}}
 {{- end -}}
 {{- if and (gt (int .Values.replicas) 1) (not (include "kvsteer.meeting" .)) (not .Values.config.sharing) -}}
-{{- fail "replicas: more than one router has to share: set sharing.valkey, sharing.url or config.sharing (docs/scale.md)" -}}
+{{- fail "replicas: more than one router has to share: set sharing.valkey, sharing.url or config.sharing (docs/several-routers.md)" -}}
 {{- end -}}
 {{- end -}}
 

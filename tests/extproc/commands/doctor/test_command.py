@@ -12,7 +12,7 @@ from extproc.__main__ import main
 from extproc.commands.doctor.faults import FAULTS
 from tests.ports import free_port
 
-PAGE = Path(__file__).parents[4] / "docs" / "doctor.md"
+PAGE = Path(__file__).parents[4] / "docs" / "internals" / "faults.md"
 
 TEXT = """\
 configuration
