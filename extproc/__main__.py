@@ -210,32 +210,32 @@ def _add_others(made: Mapping[str, argparse.ArgumentParser]) -> None:
 def _add_loaded(made: Mapping[str, argparse.ArgumentParser], command: str | None) -> None:
     """Adds the commands whose modules declare their options; loads only the given one's module."""
     if command in ("completion", None):
-        from extproc.commands.completion import SHELLS
+        from kvtools.completion import SHELLS
 
         made["completion"].add_argument("shell", choices=SHELLS, help="the shell to complete in")
     if command in ("doctor", None):
         with _loading():
-            from extproc.commands.doctor import doctor
+            from kvtools.doctor import doctor
 
         _add_own(made["doctor"], doctor.add_arguments, doctor.run)
     if command in ("whatif", None):
         with _loading():
-            from extproc.commands.whatif import command as whatif
+            from kvtools.whatif import command as whatif
 
         _add_own(made["whatif"], whatif.add_arguments, whatif.run)
     if command in ("bridge", None):
         with _loading():
-            from extproc.commands import bridge as bridge_cli
+            from kvtools import bridge as bridge_cli
 
         _add_own(made["bridge"], bridge_cli.add_arguments, bridge_cli.run)
     if command in ("worker", None):
         with _loading():
-            from simulator import cli as simulator
+            from kvtools.simulator import cli as simulator
 
         _add_own(made["worker"], simulator.add_arguments, simulator.run)
     if command in ("traffic", None):
         with _loading():
-            from simulator import traffic
+            from kvtools.simulator import traffic
 
         _add_own(made["traffic"], traffic.add_arguments, traffic.run)
 
@@ -481,8 +481,8 @@ def _envoy(arguments: argparse.Namespace) -> int:
 
 def _patch(arguments: argparse.Namespace, config: "Config") -> int:
     from extproc.config.reader import read_text
-    from extproc.envoy.envoy_patch import PatchOptions, difference, patched
-    from extproc.envoy.yaml_edit import MAX_CHARACTERS
+    from kvtools.envoy.envoy_patch import PatchOptions, difference, patched
+    from kvtools.envoy.yaml_edit import MAX_CHARACTERS
 
     name = arguments.patch
     text = read_text(name, MAX_CHARACTERS)
@@ -498,7 +498,7 @@ def _patch(arguments: argparse.Namespace, config: "Config") -> int:
 
 def _demo(arguments: argparse.Namespace) -> int:
     with _loading():
-        from extproc.commands.demo import run
+        from kvtools.demo.demo import run
 
     return run(workers=arguments.workers, port=arguments.port, check=arguments.check)
 
@@ -579,14 +579,14 @@ def _show_explanation(arguments: argparse.Namespace, explanation: "Mapping[str, 
 
 
 def _completion(arguments: argparse.Namespace) -> int:
-    from extproc.commands.completion import commands_of, script
+    from kvtools.completion import commands_of, script
 
     print(script(arguments.shell, commands_of(make_parser(None))), end="")
     return 0
 
 
 def _top(arguments: argparse.Namespace) -> int:
-    from extproc.commands.top import run
+    from kvtools.top import run
 
     return run(arguments.admin, once=arguments.once)
 

@@ -15,7 +15,6 @@ import yaml
 from prometheus_client import generate_latest
 
 from extproc.__main__ import make_parser
-from extproc.commands.completion import commands_of
 from extproc.config.feed_kinds import KINDS
 from extproc.config.reader import parse
 from extproc.config.schema import Config
@@ -34,6 +33,7 @@ from extproc.routing.steering import Steering
 from extproc.running.feed_role import FeedRoleCollector
 from extproc.running.state_file import StateCollector
 from extproc.sharing.sharing import SharingCollector
+from kvtools.completion import commands_of
 from tests.documented import PAGES
 from tests.extproc.nobody import Nobody
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from extproc.__main__ import make_parser
-from extproc.commands.completion import commands_of
+from kvtools.completion import commands_of
 from tests.documented import PAGES
 
 # The program's name, in a container's command after that of the image, and a command's.

@@ -7,10 +7,12 @@ import pytest
 from tests.imports import (
     MODULES,
     ROOT,
+    SIMULATOR,
     circles_of_packages,
     importers_of,
     imports_of,
     impurities,
+    is_measured,
     pure_modules,
 )
 
@@ -30,9 +32,9 @@ CORE = {
     "extproc.base.headers",
     "extproc.envoy.envoy_config",
     "extproc.envoy.endpoint_files",
-    "extproc.envoy.envoy_patch",
+    "kvtools.envoy.envoy_patch",
     "extproc.envoy.envoy_routers",
-    "extproc.envoy.yaml_edit",
+    "kvtools.envoy.yaml_edit",
     "kvstate.scan",
     "kvstate.seldom",
     "kvstate.index.turnover",
@@ -55,9 +57,9 @@ CORE = {
     "extproc.fleet.records.engine_identity",
     "extproc.fleet.discovery.pods",
     "extproc.fleet.discovery.view",
-    "extproc.commands.doctor.envoy_dump",
-    "extproc.commands.doctor.faults",
-    "extproc.commands.doctor.findings",
+    "kvtools.doctor.envoy_dump",
+    "kvtools.doctor.faults",
+    "kvtools.doctor.findings",
     "extproc.observing.decisions",
     "extproc.observing.deliveries",
     "extproc.observing.outcomes",
@@ -149,11 +151,9 @@ def test_kvstate_imports_nothing_of_extproc() -> None:
 
 
 def test_simulator_imports_neither_side_and_only_commands_import_it() -> None:
-    assert not {name for name in MODULES if name.startswith("simulator")} & (
-        importers_of("extproc") | importers_of("kvstate")
-    )
-    outside = {name for name in importers_of("simulator") if not name.startswith("simulator")}
-    assert outside == {"extproc.__main__", "extproc.commands.demo"}
+    inside = {name for name in MODULES if not is_measured(name)}
+    assert not inside & (importers_of("extproc") | importers_of("kvstate"))
+    assert importers_of(SIMULATOR) - inside == {"extproc.__main__", "kvtools.demo.demo"}
 
 
 def test_core_is_pure() -> None:
@@ -172,8 +172,9 @@ def test_core_list_names_existing_modules() -> None:
 
 
 def test_sockets_of_zmq_and_grpc_live_in_their_transports() -> None:
-    ours = {name for name in importers_of("zmq") if not name.startswith("simulator")}
-    assert not ours  # feeds speak ZMTP themselves: libzmq aborts the process
+    assert not {
+        name for name in importers_of("zmq") if is_measured(name)
+    }  # feeds speak ZMTP themselves: libzmq aborts the process
     assert importers_of("grpc") == {"kvstate.bridge.bridge", "kvstate.feeds.grpc_transport"}
 
 
@@ -189,7 +190,7 @@ def test_envoy_messages_live_in_the_stream_and_the_server() -> None:
     }
     assert importers_of("envoy_data_plane") == {
         "extproc.envoy.envoy_config",
-        "extproc.envoy.envoy_patch",
+        "kvtools.envoy.envoy_patch",
         "extproc.envoy.envoy_routers",
         "extproc.envoy.model_finder",
     }

@@ -27,7 +27,7 @@ PAGE = ROOT / "extproc" / "admin" / "page"
 SOURCES = (
     "kvstate",
     "extproc",
-    "simulator",
+    "kvtools",
     "pyproject.toml",
     "setup.py",
     "MANIFEST.in",
@@ -86,7 +86,7 @@ def test_wheel_holds_the_compiled_core_and_the_tiny_model(tmp_path: Path) -> Non
     assert tag.startswith("cp311-abi3-")
     cores = sorted(name.partition("/_core.")[0] for name in names if name.endswith(".so"))
     assert cores == ["extproc", "kvstate"]
-    assert "simulator/tiny_model/tokenizer.json" in names
+    assert "kvtools/simulator/tiny_model/tokenizer.json" in names
     assert {f"extproc/admin/page/{page.name}" for page in PAGE.iterdir()} <= set(names)
     assert "kvstate/py.typed" in names
     assert not [name for name in names if name.endswith((".c", ".h"))]
@@ -182,7 +182,7 @@ def test_published_page_links_to_its_repository(
 def test_source_distribution_builds_the_wheel(source_distribution: Path, tmp_path: Path) -> None:
     tag, names = wheel(tmp_path, source_distribution)
     assert tag.startswith("cp311-abi3-")
-    assert "simulator/tiny_model/tokenizer.json" in names
+    assert "kvtools/simulator/tiny_model/tokenizer.json" in names
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == PACKAGES
 
 

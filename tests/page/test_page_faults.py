@@ -18,7 +18,7 @@ from extproc.proof.state import Comparison, GoldenVerdict
 from extproc.requests.prompt import CONVERSATION
 from extproc.requests.request import Head, RoutingRequest
 from kvstate.overlap import Overlap
-from simulator.worker import SimulatedWorker
+from kvtools.simulator.worker import SimulatedWorker
 from tests.extproc.admin.decisions import decided
 from tests.extproc.admin.serving import Served, serving
 from tests.page.background import Background, in_background

@@ -16,7 +16,7 @@ import yaml
 
 from extproc.__main__ import main
 from extproc.base.installed import installed_version
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.extproc.router_process import AS_FIRST_PROCESS, first_process, needs_namespaces
 from tests.ports import free_port
 

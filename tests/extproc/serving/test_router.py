@@ -17,7 +17,7 @@ from extproc.requests.request import Head, RoutingRequest
 from extproc.serving.router import Router
 from extproc.tokenizing.tokens import StartedPrompt, Tokenizer
 from kvstate.fleet import FollowedWorkers
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.extproc.settled import at_once
 
 CHAT = Head("POST", "/v1/chat/completions", None)
