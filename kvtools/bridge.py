@@ -24,6 +24,7 @@ MAX_DIGITS = 15
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options to its parser."""
+    parser.set_defaults(run=run)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--zmq",

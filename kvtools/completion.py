@@ -15,6 +15,19 @@ SHELLS = ("bash", "fish", "zsh")
 _FILES = frozenset({"FILE", "PATH", "TRACE", "DIRECTORY"})
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options to its parser."""
+    parser.set_defaults(run=_run)
+    parser.add_argument("shell", choices=SHELLS, help="the shell to complete in")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from extproc.__main__ import make_parser
+
+    print(script(arguments.shell, commands_of(make_parser(None))), end="")
+    return 0
+
+
 class Option(NamedTuple):
     """One option of a command, or one value that stands alone (names is empty).
 

@@ -1,5 +1,6 @@
 """`kvsteer top`: the fleet and the last decisions of a running router, on a terminal."""
 
+import argparse
 import contextlib
 import os
 import select
@@ -17,6 +18,7 @@ from extproc.base.engine import RUST
 from extproc.base.errors import StartError
 from extproc.commands.admin_client import ask
 from extproc.commands.layout import PLAIN, Layout, Tone, cut, layout_of
+from extproc.commands.router_url import add_admin
 from extproc.commands.terminal import Row, plain, table
 from extproc.config.sections import ALL_PERCENT
 
@@ -63,6 +65,17 @@ are known, by API, and the most frequent reason why others' are not
 q        quits, as Ctrl-C does
 ?        shows this, and then the fleet again
 any key  refreshes at once""".splitlines()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options to its parser."""
+    parser.set_defaults(run=_run_command)
+    add_admin(parser)
+    parser.add_argument("--once", action="store_true", help="show the picture once and exit")
+
+
+def _run_command(arguments: argparse.Namespace) -> int:
+    return run(arguments.admin, once=arguments.once)
 
 
 def run(

@@ -150,10 +150,14 @@ def test_kvstate_imports_nothing_of_extproc() -> None:
     assert not {name for name in importers_of("extproc") if name.startswith("kvstate")}
 
 
-def test_simulator_imports_neither_side_and_only_commands_import_it() -> None:
+def test_simulator_imports_neither_side_and_only_the_demo_imports_it() -> None:
     inside = {name for name in MODULES if not is_measured(name)}
     assert not inside & (importers_of("extproc") | importers_of("kvstate"))
-    assert importers_of(SIMULATOR) - inside == {"extproc.__main__", "kvtools.demo.demo"}
+    assert importers_of(SIMULATOR) - inside == {"kvtools.demo.demo"}
+
+
+def test_router_imports_none_of_the_tools() -> None:
+    assert {name.partition(".")[0] for name in importers_of("kvtools")} == {"kvtools"}
 
 
 def test_core_is_pure() -> None:

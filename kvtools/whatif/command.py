@@ -70,6 +70,7 @@ def _playable() -> list[str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options to its parser."""
+    parser.set_defaults(run=run)
     add = parser.add_argument
     add("traces", nargs="+", metavar="TRACE", help="recordings, JSON lines; - is standard input")
     add(
