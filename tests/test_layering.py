@@ -121,6 +121,40 @@ LAYERS = (
 )
 
 
+# What the tools may import, with what it is to them: a package with all that is in it, or a module.
+# `kvtools` says more. The last ones are inner parts of the router, each with the reason.
+PUBLIC = {
+    "extproc.base": "addresses, errors, engines, kinds of faults",
+    "extproc.commands": "how commands are told what to do, ask a router and show its answer",
+    "extproc.config": "a configuration: read, typed, checked",
+    "extproc.envoy.envoy_config": "Envoy's configuration, which --patch adds to another",
+    "extproc.requests": "what a request asks, as the engines read it",
+    "extproc.routing": "a decision, and the view that it is made on",
+    "extproc.tokenizing.tokens": "the tokens of a prompt",
+    "kvstate.bridge": "the server that `bridge` runs",
+    "kvstate.errors": "the exception tree",
+    "kvstate.events": "what a feed tells",
+    "kvstate.feeds": "a feed",
+    "kvstate.overlap": "tokens, blocks and keys of a prompt",
+    "kvstate.undecodable": "what is no valid JSON",
+    "kvstate.wire": "the layouts of feeds",
+}
+INNER = {
+    "extproc.__main__": "completion completes the options of all commands",
+    "extproc.disaggregation.legs": "whatif plays the legs of a request",
+    "extproc.features.fetching": "whatif plays pulls and stores, which this part prices",
+    "extproc.fleet.asking": "doctor asks workers as the router does, so that both see the same",
+    "extproc.fleet.discovery": "doctor finds workers as the router does",
+    "extproc.fleet.feeds": "doctor and bridge open feeds as the router does",
+    "extproc.fleet.identity": "doctor tells engines apart as the router does",
+    "extproc.fleet.records.engine_identity": "doctor tells engines apart as the router does",
+    "extproc.proof.golden": "doctor asks the golden requests",
+    "extproc.serving.certificates": "doctor reads certificates as the router does",
+    "extproc.sharing": "doctor hears other routers, whatif plays several",
+    "extproc.tokenizing.remote_tokenizer_wire": "doctor asks for tokens as the router does",
+}
+
+
 def _layer_of(module: str) -> int:
     """Returns the number of a module's layer, -1 for what has none: the topmost package."""
     layers = [n for n, layer in enumerate(LAYERS) if f"{module}.".startswith(f"{layer}.")]
@@ -158,6 +192,23 @@ def test_simulator_imports_neither_side_and_only_the_demo_imports_it() -> None:
 
 def test_router_imports_none_of_the_tools() -> None:
     assert {name.partition(".")[0] for name in importers_of("kvtools")} == {"kvtools"}
+
+
+def _is_in(module: str, part: str) -> bool:
+    return f"{module}.".startswith(f"{part}.")
+
+
+def test_tools_import_of_the_router_only_what_is_listed() -> None:
+    listed = PUBLIC | INNER
+    imported = {
+        (name, one)
+        for name in MODULES
+        if _is_in(name, "kvtools")
+        for one in imports_of(name)
+        if one.startswith(("extproc", "kvstate"))
+    }
+    assert not [pair for pair in imported if not any(_is_in(pair[1], part) for part in listed)]
+    assert not [part for part in listed if not any(_is_in(one, part) for _, one in imported)]
 
 
 def test_core_is_pure() -> None:

@@ -25,7 +25,6 @@ import yaml
 from extproc.base.errors import StartError
 from extproc.config.reader import load
 from extproc.config.schema import Config, WorkerEvents, WorkerSettings
-from extproc.running import event_loop
 from kvtools.demo.demo_workload import POLICY_HEADER, compare, judge
 from kvtools.demo.port_holder import holder_of
 from kvtools.simulator.settings import TINY_MODEL
@@ -208,7 +207,7 @@ def run(*, workers: int, port: int, check: bool) -> int:
         raise StartError(f"demo: --workers must be at most {MAX_WORKERS}: each is a process")
     if not 0 < port < 2**16:
         raise StartError("demo: --port must be 1 to 65535")
-    return event_loop.run(_until_stopped(_run(workers, port, check=check)))
+    return asyncio.run(_until_stopped(_run(workers, port, check=check)))
 
 
 async def _until_stopped(work: Coroutine[None, None, int]) -> int:

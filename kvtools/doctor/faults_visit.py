@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from extproc.observing.faults import MAX_SHOWN
+from extproc.base.fault import MAX_SHOWN
 from kvstate.errors import printable
 from kvtools.doctor.faults import OF_FEEDS
 from kvtools.doctor.findings import ROUTER, Finding, Severity, Subject
