@@ -175,7 +175,10 @@ def make_parser(command: str | None) -> argparse.ArgumentParser:
     )
     made = {
         name: commands.add_parser(
-            name, description=f"{help_text[0].upper()}{help_text[1:]}.", formatter_class=_Help
+            name,
+            help=help_text,
+            description=f"{help_text[0].upper()}{help_text[1:]}.",
+            formatter_class=_Help,
         )
         for group in _GROUPS.values()
         for name, help_text in group.items()
