@@ -9,7 +9,8 @@ The router imports nothing of this, and finds the commands by their entry points
 meanings stay as they are within a version:
 
 - a configuration: `extproc.config` (`reader.load`, `schema.Config`), with `extproc.base`;
-- a running router, by its HTTP servers: `extproc.commands.admin_client`, and what commands share;
+- a running router, by its HTTP servers: `extproc.commands.admin_client`, whose answers are typed in
+  `extproc.commands.admin_json`, and what commands share;
 - a request and its tokens: `extproc.requests`, `extproc.tokenizing.tokens`, `kvstate.overlap`;
 - a decision: `extproc.routing.decide`, made for an `inputs.query.Query` on a view, which is an
   `inputs.snapshot.Snapshot` with loads and claims;

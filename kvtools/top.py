@@ -12,15 +12,30 @@ import time
 import tty
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from extproc.base.engine import RUST
 from extproc.base.errors import StartError
-from extproc.commands.admin_client import ask
+from extproc.commands.admin_client import ask_for
+from extproc.commands.admin_json import (
+    Api,
+    Decision,
+    Decisions,
+    Events,
+    Fault,
+    History,
+    Routers,
+    Series,
+    Speed,
+    Steering,
+    Worker,
+)
 from extproc.commands.layout import PLAIN, Layout, Tone, cut, layout_of
 from extproc.commands.router_url import add_admin
 from extproc.commands.terminal import Row, plain, table
 from extproc.config.sections import ALL_PERCENT
+
+T = TypeVar("T")
 
 # On terminals of fewer than NARROW columns, the least important fields are left out; from WIDE on,
 # decisions have explanations, and workers their addresses.
@@ -161,59 +176,47 @@ def _draw(admin: str, out: TextIO, *, helps: bool) -> None:
 
 
 def _fetch_screen(admin: str, size: tuple[int, int], layout: Layout) -> list[str]:
-    paths = (
-        "/decisions",
-        "/events",
-        "/workers",
-        "/routers",
-        "/steering",
-        "/history",
-        "/apis",
-        "/faults",
+    def get(kind: type[T], path: str) -> T:
+        return ask_for(kind, "top", admin, path)
+
+    kind_of_routers: Any = Routers | None  # a union is no type
+    decisions = get(Decisions, "/decisions").decisions
+    lines = screen(
+        get(list[Worker], "/workers"),
+        decisions if size[1] else decisions[-DECISIONS_ONCE:],
+        size,
+        events_enabled=get(Events, "/events").enabled,
+        routers=get(kind_of_routers, "/routers"),
+        history=get(History, "/history"),
+        apis=get(list[Api], "/apis"),
+        layout=layout,
     )
-    answers = [ask("top", admin, path) for path in paths]
-    decisions, events, workers, routers, steering, history, apis, faults = answers
-    try:
-        shown = decisions["decisions"][0 if size[1] else -DECISIONS_ONCE :]
-        lines = screen(
-            workers,
-            shown,
-            size,
-            events_enabled=events["enabled"],
-            routers=routers,
-            history=history,
-            apis=apis,
-            layout=layout,
-        )
-        return [lines[0], *_faults(faults, size[0]), *_steering(steering), *lines[1:]]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise StartError(f"top: {admin}: its answer does not match this version") from error
+    faults, steering = get(list[Fault], "/faults"), get(Steering, "/steering")
+    return [lines[0], *_faults(faults, size[0]), *_steering(steering), *lines[1:]]
 
 
 def screen(
-    workers: Sequence[Mapping[str, Any]],
-    decisions: Sequence[Mapping[str, Any]],
+    workers: Sequence[Worker],
+    decisions: Sequence[Decision],
     size: tuple[int, int],
     *,
     events_enabled: bool,
-    routers: Mapping[str, Any] | None = None,
-    history: Mapping[str, Any] | None = None,
-    apis: Sequence[Mapping[str, Any]] = (),
+    routers: Routers | None = None,
+    history: History | None = None,
+    apis: Sequence[Api] = (),
     layout: Layout = PLAIN,
 ) -> list[str]:
     """Returns the lines to show.
 
-    workers, decisions: the answers of GET /workers and GET /decisions, the oldest decision first.
-    size: columns and lines of the terminal; 0 lines for no limit. routers: the answer of GET
-    /routers, None if nothing is shared. history: the answer of GET /history. apis: that of GET
-    /apis.
+    decisions: the oldest first. size: columns and lines of the terminal; 0 lines for no limit.
+    routers: None if nothing is shared.
     """
     columns, lines = max(size[0], LEAST), size[1]
     summary = _summary(workers, events_enabled=events_enabled)
     if history is not None:
-        summary += f"; {_rate(_share(history['fleet']))} of prompt tokens certainly held"
+        summary += f"; {_rate(_share(history.fleet))} of prompt tokens certainly held"
     head = [summary, *_front_ends(workers), *_keyed(apis), *_routers(routers), ""]
-    fleet = _workers(workers, columns, {} if history is None else history["workers"], layout)
+    fleet = _workers(workers, columns, {} if history is None else history.workers, layout)
     room = max(len(decisions), 1)
     if lines:
         shown = max(3, lines // 2 - len(head))
@@ -224,70 +227,70 @@ def screen(
     return [cut(line, columns) for line in [*head, *fleet, "", *last]]
 
 
-def _summary(workers: Sequence[Mapping[str, Any]], *, events_enabled: bool) -> str:
-    states = [str(worker["state"]) for worker in workers]
+def _summary(workers: Sequence[Worker], *, events_enabled: bool) -> str:
+    states = [str(worker.state) for worker in workers]
     counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
-    down = sum(bool(worker["down"]) for worker in workers)
+    down = sum(bool(worker.down) for worker in workers)
     counts += f"; {down} down" if down else ""
-    in_flight = sum(worker["in_flight"] for worker in workers)
+    in_flight = sum(worker.in_flight for worker in workers)
     switched = "" if events_enabled else "; EVENTS OFF"
     count = f"{len(workers)} worker{'' if len(workers) == 1 else 's'}"
     return f"{count}: {counts or 'none'}; {in_flight} in flight{switched}"
 
 
-def _front_ends(workers: Sequence[Mapping[str, Any]]) -> list[str]:
+def _front_ends(workers: Sequence[Worker]) -> list[str]:
     """Returns a line about the workers behind a Rust front end; none if there is none."""
-    engines = [worker.get("engine") or {} for worker in workers]
-    found = [one for one in engines if one.get("frontend") == RUST]
-    kinds = sorted({plain(f"{one['name']} {one['version']}") for one in found})
+    engines = [worker.engine for worker in workers]
+    found = [one for one in engines if one is not None and one.frontend == RUST]
+    kinds = sorted({plain(f"{one.name} {one.version}") for one in found})
     shown = f"{len(found)} of {len(workers)} workers ({', '.join(kinds)})"
     return [f"Rust front end: {shown}"] if found else []
 
 
-def _keyed(apis: Sequence[Mapping[str, Any]]) -> list[str]:
+def _keyed(apis: Sequence[Api]) -> list[str]:
     """Returns a line about the APIs by which prompts come; none if there was no request."""
     shown = []
     for one in apis:
-        share = f"{one['api']} {one['keyed'] / one['requests']:.0%}"
-        first = next(iter(one["reasons"]), "")
+        share = f"{one.api} {one.keyed / one.requests:.0%}"
+        first = next(iter(one.reasons), "")
         shown.append(f"{share} ({plain(first)})" if first else share)
     return [f"tokens known: {', '.join(shown)}"] if shown else []
 
 
-def _routers(sharing: Mapping[str, Any] | None) -> list[str]:
+def _routers(sharing: Routers | None) -> list[str]:
     """Returns a line about the other routers; none if nothing is shared."""
     if sharing is None:
         return []
-    if sharing["alone"]:
-        return [f"NO OTHER ROUTER REACHED, decides alone: {plain(sharing['alone'])}"]
+    if sharing.alone:
+        return [f"NO OTHER ROUTER REACHED, decides alone: {plain(sharing.alone)}"]
     others = [
-        f"{plain(one['name'])} ({one['age_ms']:.0f} ms ago, {one['in_flight']} in flight)"
-        for one in sharing["routers"]
+        f"{plain(one.name)} ({one.age_ms:.0f} ms ago, {one.in_flight} in flight)"
+        for one in sharing.routers
     ]
     return [f"shared with {', '.join(others) or 'no other router yet'}"]
 
 
-def _faults(faults: Sequence[Mapping[str, Any]], columns: int) -> list[str]:
+def _faults(faults: Sequence[Fault], columns: int) -> list[str]:
     """Returns a line about each of the first faults that the router sees; none without faults."""
-    lines = [f"FAULT {plain(one['subject'])}: {plain(one['says'])}" for one in faults]
+    lines = [f"FAULT {plain(one.subject)}: {plain(one.says)}" for one in faults]
     more = len(lines) - MAX_FAULTS
     lines[MAX_FAULTS:] = [f"and {more} more faults: GET /faults"] if more > 0 else []
     return [cut(line, max(columns, LEAST)) for line in lines]
 
 
-def _steering(steering: Mapping[str, Any]) -> list[str]:
+def _steering(steering: Steering) -> list[str]:
     """Returns lines about steering; none if all requests are steered and reach their workers."""
-    left = steering["percent"] < ALL_PERCENT
-    lines = [f"STEERS {steering['percent']:g} % of the requests; the proxy chooses for the others"]
-    return [*(lines if left else []), *([plain(steering["fault"])] if steering["fault"] else [])]
+    left = steering.percent < ALL_PERCENT
+    lines = [f"STEERS {steering.percent:g} % of the requests; the proxy chooses for the others"]
+    return [*(lines if left else []), *([plain(steering.fault)] if steering.fault else [])]
 
 
-def _share(series: Mapping[str, Any] | None) -> float | None:
+def _share(series: Series | None) -> float | None:
     """Returns the hit rate of a history, None if there were no prompts."""
-    figures = series or {"prompt_tokens": (), "predicted_tokens": ()}
-    tokens, held = (
-        sum(filter(None, figures[f"{kind}_tokens"])) for kind in ("prompt", "predicted")
-    )
+    if series is None:
+        return None
+    tokens = sum(filter(None, series.prompt_tokens))
+    held = sum(filter(None, series.predicted_tokens))
     return held / tokens if tokens else None
 
 
@@ -299,11 +302,11 @@ def _rate(share: float | None, layout: Layout = PLAIN, about: str = "") -> str:
 
 
 def _workers(
-    workers: Sequence[Mapping[str, Any]], columns: int, histories: Mapping[str, Any], layout: Layout
+    workers: Sequence[Worker], columns: int, histories: Mapping[str, Series], layout: Layout
 ) -> list[str]:
     by_need = sorted(workers, key=_is_well)
     layout = layout if columns >= NARROW else layout._replace(marks="")
-    rows = [_worker(one, columns, _share(histories.get(one["name"])), layout) for one in by_need]
+    rows = [_worker(one, columns, _share(histories.get(one.name)), layout) for one in by_need]
     if columns < NARROW:
         short = [[row[at] for at in (0, 1, 3, 4)] for row in rows]
         return table(["WORKER", "FEED", "RUN", "HIT"], short, "<<>>")
@@ -311,30 +314,30 @@ def _workers(
     return table(heads, rows, "<<>>><")
 
 
-def _is_well(worker: Mapping[str, Any]) -> bool:
-    lacks = any(feed["reason"] for feed in worker["feeds"])
-    return worker["state"] == "live" and not worker["down"] and not lacks
+def _is_well(worker: Worker) -> bool:
+    lacks = any(feed.reason for feed in worker.feeds)
+    return worker.state == "live" and not worker.down and not lacks
 
 
-def _worker(worker: Mapping[str, Any], columns: int, share: float | None, layout: Layout) -> Row:
-    tiers = worker["blocks_by_tier"]
+def _worker(worker: Worker, columns: int, share: float | None, layout: Layout) -> Row:
+    tiers = worker.blocks_by_tier
     notes = [f"{tier} {blocks}" for tier, blocks in tiers.items() if blocks]
-    notes += [_speed(worker["speed"])]
-    reasons = [f"DOWN: {worker['down']}" if worker["down"] else "", worker["reason"]]
-    reasons += [feed["reason"] for feed in worker["feeds"]]
-    reasons += [f"ANSWERED ELSEWHERE: {worker['astray']}" if worker["astray"] else ""]
-    reasons += ["draining" if worker["draining"] else "", worker["excluded"]]
-    reasons += [worker["source_fault"]]
+    notes += [_speed(worker.speed)]
+    reasons = [f"DOWN: {worker.down}" if worker.down else "", worker.reason]
+    reasons += [feed.reason for feed in worker.feeds]
+    reasons += [f"ANSWERED ELSEWHERE: {worker.astray}" if worker.astray else ""]
+    reasons += ["draining" if worker.draining else "", worker.excluded]
+    reasons += [worker.source_fault]
     notes = [note for note in (*notes, *reasons) if note]
-    name = _place(worker["name"], worker["endpoint"], columns)
+    name = _place(worker.name, worker.endpoint, columns)
     if columns < NARROW:
         name = cut(name, columns - 23)
-    tone = Tone.BAD if worker["down"] else Tone.GOOD if _is_well(worker) else Tone.FAIR
+    tone = Tone.BAD if worker.down else Tone.GOOD if _is_well(worker) else Tone.FAIR
     return [
         name,
-        layout.tone(plain(worker["state"]), tone),
+        layout.tone(plain(worker.state), tone),
         str(sum(tiers.values())),
-        str(worker["in_flight"]),
+        str(worker.in_flight),
         _rate(share, layout),
         plain("; ".join(notes)),
     ]
@@ -346,16 +349,16 @@ def _place(name: str, endpoint: str, columns: int) -> str:
     return plain(f"{name}{beside}")
 
 
-def _speed(speed: Mapping[str, Any]) -> str:
+def _speed(speed: Speed) -> str:
     """Returns a worker's learned speed, and the one used for costs; "" if none was learned."""
-    if not speed["confidence"]:
+    if not speed.confidence:
         return ""
-    own, used = speed["tokens_per_second"], speed["used_tokens_per_second"]
-    words = f"{own} tok/s, {speed['confidence']:.0%} sure"
+    own, used = speed.tokens_per_second, speed.used_tokens_per_second
+    words = f"{own} tok/s, {speed.confidence:.0%} sure"
     return words if used == own else f"{words}; costs use {used}"
 
 
-def _decisions(decisions: Sequence[Mapping[str, Any]], columns: int, layout: Layout) -> list[str]:
+def _decisions(decisions: Sequence[Decision], columns: int, layout: Layout) -> list[str]:
     if not decisions:
         return ["no request yet"]
     layout = layout if columns >= WIDE else layout._replace(marks="")
@@ -370,36 +373,36 @@ def _decisions(decisions: Sequence[Mapping[str, Any]], columns: int, layout: Lay
     return table(heads, rows, "<<>><<")
 
 
-def _reason(decision: Mapping[str, Any]) -> str:
+def _reason(decision: Decision) -> str:
     """Returns what decided, for a request without known tokens with why they are not known."""
-    reason, by = plain(decision["reason"]), plain(decision["decided_by"])
-    return reason if decision["prompt_tokens"] or not by else f"{by}: {reason}"
+    reason, by = plain(decision.reason), plain(decision.decided_by)
+    return reason if decision.prompt_tokens or not by else f"{by}: {reason}"
 
 
-def _decision(decision: Mapping[str, Any], columns: int, layout: Layout) -> Row:
-    at = datetime.fromtimestamp(decision["at"], UTC).strftime("%H:%M:%SZ")
-    first = decision["pick"][0] if decision["pick"] else ""
-    worker = _place(decision["worker"] or "-", first, columns)
-    if decision["prefill"]:
-        worker += f", prompt by {plain(decision['prefill'])}"
-    if not decision["steered"]:
+def _decision(decision: Decision, columns: int, layout: Layout) -> Row:
+    at = datetime.fromtimestamp(decision.at, UTC).strftime("%H:%M:%SZ")
+    first = decision.pick[0] if decision.pick else ""
+    worker = _place(decision.worker or "-", first, columns)
+    if decision.prefill:
+        worker += f", prompt by {plain(decision.prefill)}"
+    if not decision.steered:
         worker += " (not steered)"
-    if decision["served"]:  # otherwise it is not known who answered
-        answered = decision["served"] == first
-        worker += ", answered" if answered else f", {plain(decision['served'])} answered"
+    if decision.served:  # otherwise it is not known who answered
+        answered = decision.served == first
+        worker += ", answered" if answered else f", {plain(decision.served)} answered"
     held, about = _held(decision)
-    whole = decision["weighed_tokens"]
+    whole = decision.weighed_tokens
     rate = _rate(min(1.0, held / whole) if whole else None, layout, about)
     # the earlier columns already show this part
-    why = decision["why"].removeprefix(f"{decision['policy']}: {first} is expected to ")
+    why = decision.why.removeprefix(f"{decision.policy}: {first} is expected to ")
     return [at, worker, f"{about}{held}/{whole}", rate, _reason(decision), plain(why)]
 
 
-def _held(decision: Mapping[str, Any]) -> tuple[int, str]:
+def _held(decision: Decision) -> tuple[int, str]:
     """Returns the prompt tokens that the worker held, and "~" if that is not certain."""
-    certain, approximate = decision["predicted_tokens"], decision["approximate_tokens"]
-    if not decision["prompt_tokens"]:
+    certain, approximate = decision.predicted_tokens, decision.approximate_tokens
+    if not decision.prompt_tokens:
         return approximate, "~"
-    if decision["uncertain_tokens"] or approximate > certain == 0:
-        return max(certain + decision["uncertain_tokens"], approximate), "~"
+    if decision.uncertain_tokens or approximate > certain == 0:
+        return max(certain + decision.uncertain_tokens, approximate), "~"
     return certain, ""

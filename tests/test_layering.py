@@ -125,7 +125,7 @@ LAYERS = (
 # `kvtools` says more. The last ones are inner parts of the router, each with the reason.
 PUBLIC = {
     "extproc.base": "addresses, errors, engines, kinds of faults",
-    "extproc.commands": "how commands are told what to do, ask a router and show its answer",
+    "extproc.commands": "how commands are told what to do, ask a router, read its JSON and show it",
     "extproc.config": "a configuration: read, typed, checked",
     "extproc.envoy.envoy_config": "Envoy's configuration, which --patch adds to another",
     "extproc.requests": "what a request asks, as the engines read it",

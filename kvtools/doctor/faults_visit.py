@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from extproc.base.fault import MAX_SHOWN
+from extproc.commands.admin_json import Fault
 from kvstate.errors import printable
 from kvtools.doctor.faults import OF_FEEDS
 from kvtools.doctor.findings import ROUTER, Finding, Severity, Subject
@@ -41,16 +42,7 @@ _SAME = {
 }
 
 
-class _Fault(msgspec.Struct):
-    """One of the router's answer."""
-
-    code: str
-    subject: str
-    says: str
-    fix: str
-
-
-_FAULTS = msgspec.json.Decoder(list[_Fault])
+_FAULTS = msgspec.json.Decoder(list[Fault])
 
 
 async def visit(tools: VisitTools) -> list[Finding]:

@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self, TextIO
 from urllib.parse import urlsplit
 
+import msgspec
+
 from extproc.base.errors import RequestError, StartError
-from extproc.commands.admin_client import ask
+from extproc.commands.admin_client import ask_for
+from extproc.commands.admin_json import Speed
 from extproc.config.policies import POLICIES
 from extproc.config.reader import load
 from extproc.config.schema import Config, Model, Policy
@@ -278,18 +281,19 @@ def _contestants(names: Sequence[str], rules: Policy, routers: int) -> list[Cont
     return [*made, *(Contestant(name, name) for name in ENVOY)]
 
 
+class _Worker(msgspec.Struct):
+    """What is needed of a worker in GET /workers."""
+
+    speed: Speed
+
+
 def _rate(arguments: argparse.Namespace) -> tuple[float, str]:
     """Returns a worker's prompt tokens per second, and where the figure comes from."""
     if arguments.speed != _LEARNED:
         is_given = arguments.speed != ModelledSpeed().prefill_rate
         return arguments.speed, "as given" if is_given else "assumed"
-    shown = ask("whatif", arguments.admin, "/workers")
-    try:
-        speeds = [one["speed"] for one in shown]
-        known = [float(one["tokens_per_second"]) for one in speeds if one["confidence"] > 0]
-    except (KeyError, TypeError, ValueError) as error:
-        reason = "its answer does not match this version"
-        raise StartError(f"whatif: {arguments.admin}: {reason}") from error
+    workers = ask_for(list[_Worker], "whatif", arguments.admin, "/workers")
+    known = [one.speed.tokens_per_second for one in workers if one.speed.confidence > 0]
     if not known:
         raise StartError(f"whatif: {arguments.admin}: no worker's speed has been learned yet")
     return statistics.median(known), f"learned, the median of {len(known)} workers"

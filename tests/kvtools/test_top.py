@@ -10,11 +10,14 @@ import termios
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from extproc.base.errors import StartError
-from extproc.commands.layout import Layout, width
-from kvtools.top import HELP, LEAST, run, screen
+from extproc.commands.admin_json import Api, Decision, History, Routers, Worker
+from extproc.commands.layout import PLAIN, Layout, width
+from kvtools import top
+from kvtools.top import HELP, LEAST, run
 from tests.extproc.admin.serving import serving
 from tests.page.background import in_background
 from tests.ports import free_port
@@ -111,6 +114,7 @@ def worker(name: str, state: str = "live", reason: str = "") -> dict[str, Any]:
         "astray": "",
         "excluded": "",
         "source_fault": "",
+        "engine": None,
     }
 
 
@@ -132,6 +136,30 @@ def decision(number: int, *pick: str) -> dict[str, Any]:
         "decided_by": "cache",
         "why": f"cost: {[*pick, 0][0]} is expected to hold 16 of 40 prompt tokens",
     }
+
+
+def screen(
+    workers: list[dict[str, Any]],
+    decisions: list[dict[str, Any]],
+    size: tuple[int, int],
+    *,
+    events_enabled: bool,
+    history: Any = None,
+    routers: Any = None,
+    apis: Any = (),
+    layout: Layout = PLAIN,
+) -> list[str]:
+    """What is shown of these answers."""
+    return top.screen(
+        msgspec.convert(workers, list[Worker]),
+        msgspec.convert(decisions, list[Decision]),
+        size,
+        events_enabled=events_enabled,
+        history=msgspec.convert(history, History | None),
+        routers=msgspec.convert(routers, Routers | None),
+        apis=msgspec.convert(apis, list[Api]),
+        layout=layout,
+    )
 
 
 def shown_of(

@@ -232,8 +232,9 @@ def serving(workers: object) -> Iterator[str]:
 @pytest.mark.usefixtures("here")
 def test_learned_speed_of_a_router_is_used(trace: str) -> None:
     options = (trace, "--speed=learned", "--policy=cost", "--seeds=1")
-    known = [(9_000.0, 0.5), (3_000.0, 0.0), (5_000.0, 1.0)]
-    shown = [{"speed": {"tokens_per_second": rate, "confidence": sure}} for rate, sure in known]
+    known = [(9_000, 0.5), (3_000, 0.0), (5_000, 1.0)]
+    words = ("tokens_per_second", "confidence", "used_tokens_per_second")
+    shown = [{"speed": dict(zip(words, (*one, 8_000), strict=True))} for one in known]
     with serving(shown) as url:
         found = figures(*options, f"--admin={url}")
     assert found["prefill_tokens_per_second"] == 7_000.0
