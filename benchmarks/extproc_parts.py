@@ -23,7 +23,7 @@ from extproc.envoy.envoy_config import render
 from tests.ports import free_port
 
 HERE = Path(__file__).parent
-TINY_MODEL = HERE.parent / "simulator" / "tiny_model"
+TINY_MODEL = HERE.parent / "kvtools" / "simulator" / "tiny_model"
 UPSTREAMS = 3
 READY_SECONDS = 60.0
 MAX_BODY_BYTES = 4 * 1024 * 1024

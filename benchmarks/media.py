@@ -27,7 +27,7 @@ from extproc.serving.queries import Queries
 from extproc.tokenizing.prompt_tokens import PromptTokens
 from extproc.tokenizing.tokens import Tokenizer
 
-TINY = Path(__file__).resolve().parents[1] / "simulator" / "tiny_model"
+TINY = Path(__file__).resolve().parents[1] / "kvtools" / "simulator" / "tiny_model"
 HEAD = Head("POST", "/v1/chat/completions", None)
 FULL_ROUNDS, QUICK_ROUNDS, SMOKE_ROUNDS = 25, 7, 1
 

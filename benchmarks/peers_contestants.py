@@ -44,7 +44,7 @@ from peers_settings import (
     round_robin,
 )
 
-from simulator.settings import Settings
+from kvtools.simulator.settings import Settings
 
 ROUND_ROBIN = "Envoy, round robin"
 LLM_D, LIGHT, DYNAMO = "llm-d's EPP", "light EPP", "Dynamo's frontend"

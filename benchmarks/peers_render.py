@@ -12,9 +12,9 @@ import measure  # noqa: F401 - before the packages that it needs
 from aiohttp import web
 from extproc_parts import MAX_BODY_BYTES, TINY_MODEL
 
-from simulator.requests import Tokenize, of_tokenize
-from simulator.responses import decoded, json_response
-from simulator.tokens import ModelTokens
+from kvtools.simulator.requests import Tokenize, of_tokenize
+from kvtools.simulator.responses import decoded, json_response
+from kvtools.simulator.tokens import ModelTokens
 
 
 def _serve(listen: str) -> None:

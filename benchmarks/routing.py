@@ -36,13 +36,13 @@ from routing_seeds import by_seed, inherited
 from routing_workloads import trace
 from rows import Run, arguments, run
 
-from extproc.commands.whatif.engines import Result
-from extproc.commands.whatif.outlook import svg
-from extproc.commands.whatif.routers import Arrivals, Contestant
-from extproc.commands.whatif.routers import run as played
+from kvtools.whatif.engines import Result
+from kvtools.whatif.outlook import svg
+from kvtools.whatif.routers import Arrivals, Contestant
+from kvtools.whatif.routers import run as played
 
 METHOD = """\
-How: engines in simulated time (extproc/commands/whatif/engines.py): prompts are computed one after
+How: engines in simulated time (kvtools/whatif/engines.py): prompts are computed one after
 the other in chunks that share steps with the answers under way; prefixes are cached in blocks of
 128 tokens, least recently used out first; events arrive after a delay. The router's own decide(),
 load and table of what was sent pick the engine; seeds' policies see the same overlaps and requests

@@ -18,8 +18,8 @@ from routing_workloads import (
     single_shot,
 )
 
-from extproc.commands.whatif.engines import BLOCK_TOKENS, ModelledSpeed
-from extproc.commands.whatif.routers import Arrivals, Stage
+from kvtools.whatif.engines import BLOCK_TOKENS, ModelledSpeed
+from kvtools.whatif.routers import Arrivals, Stage
 
 # Tokens of KV cache of an engine.
 CACHE_TOKENS = 400_000

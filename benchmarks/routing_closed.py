@@ -19,8 +19,8 @@ from routing_cells import CACHE_TOKENS
 from routing_compare import interval
 from routing_workloads import blocks_of, request_of, take
 
-from extproc.commands.whatif.engines import BLOCK_TOKENS, ModelledSpeed, Request, quantile
-from extproc.commands.whatif.routers import Arrivals, Contestant, Proxy, Stage, proxy_of
+from kvtools.whatif.engines import BLOCK_TOKENS, ModelledSpeed, Request, quantile
+from kvtools.whatif.routers import Arrivals, Contestant, Proxy, Stage, proxy_of
 
 SYSTEM_TOKENS = 8_000
 PAUSE_LOG_MEAN, PAUSE_LOG_SIGMA, LONGEST_PAUSE_SECONDS = 2.28, 1.34, 600.0

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from measure import Figure, Goal, Row
 
-from extproc.commands.whatif.engines import Result
-from extproc.commands.whatif.routers import Contestant
 from extproc.config.schema import Cost, Policy
+from kvtools.whatif.engines import Result
+from kvtools.whatif.routers import Contestant
 
 DEFAULT = "cost"
 

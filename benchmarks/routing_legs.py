@@ -1,6 +1,6 @@
 """When to compute prompts on another worker: the router's decision, compared with fixed rules.
 
-It uses the same engines in simulated time (extproc/commands/whatif), and the router's own
+It uses the same engines in simulated time (kvtools/whatif), and the router's own
 decide_legs() and books.
 """
 
@@ -23,16 +23,6 @@ from routing_workloads import (
     short_prompts,
 )
 
-from extproc.commands.whatif.engines import BLOCK_TOKENS, ModelledFleet, ModelledSpeed, Request
-from extproc.commands.whatif.routers import (
-    LOOK_SECONDS,
-    MAX_AHEAD,
-    Arrivals,
-    Tokens,
-    View,
-    last_block,
-    tokens_sent,
-)
 from extproc.config.schema import Config, Model
 from extproc.config.sections import BOTH, DECODE, HEADER, MIRROR, OFFLOADING, PREFILL, SGLANG
 from extproc.config.sections import Disaggregation as Rules
@@ -49,6 +39,16 @@ from extproc.routing.ledger import Ledger
 from extproc.routing.load.endpoint_load import Ticket
 from extproc.routing.load.loads import Loads
 from kvstate.overlap import Overlap, Prompt
+from kvtools.whatif.engines import BLOCK_TOKENS, ModelledFleet, ModelledSpeed, Request
+from kvtools.whatif.routers import (
+    LOOK_SECONDS,
+    MAX_AHEAD,
+    Arrivals,
+    Tokens,
+    View,
+    last_block,
+    tokens_sent,
+)
 
 SEEDS = tuple(range(1000, 1010))
 

@@ -24,9 +24,9 @@ from routing_workloads import (
     take,
 )
 
-from extproc.commands.whatif.engines import ModelledSpeed, Request, Result
-from extproc.commands.whatif.routers import Contestant, Stage
 from extproc.config.sections import Disaggregation
+from kvtools.whatif.engines import ModelledSpeed, Request, Result
+from kvtools.whatif.routers import Contestant, Stage
 
 # Tokens a second that an engine sends: of a model with 128 KiB a token, 6.5 GB/s.
 TRANSFER_RATE = 50_000

@@ -9,9 +9,9 @@ from routing_cells import SPEED_CELLS, Cell
 from routing_compare import NOT_WORSE, PairedRow, Results, interval
 from routing_workloads import multi_turn, shared_prefix, single_shot
 
-from extproc.commands.whatif.engines import Result
-from extproc.commands.whatif.routers import Contestant
 from extproc.config.schema import Policy
+from kvtools.whatif.engines import Result
+from kvtools.whatif.routers import Contestant
 
 SEEDS = tuple(range(1000, 1008))
 

@@ -14,9 +14,9 @@ from routing_cells import Cell
 from routing_compare import NOT_WORSE, PairedRow
 from routing_workloads import Workload, arrivals_of, blocks_of, request_of, take
 
-from extproc.commands.whatif.engines import Request, Result
-from extproc.commands.whatif.routers import Contestant
 from extproc.config.schema import Cost, Policy
+from kvtools.whatif.engines import Request, Result
+from kvtools.whatif.routers import Contestant
 
 WITHIN_SECONDS = 0.05
 OWN_TOKENS, ANSWER_TOKENS = 256, 300

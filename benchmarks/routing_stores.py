@@ -12,9 +12,9 @@ from routing_compare import again, not_worse
 from routing_pulls import crowds, documents
 from routing_workloads import long_document, mixed, multi_turn, shared_prefix, single_shot
 
-from extproc.commands.whatif.engines import BLOCK_TOKENS, ModelledStore, Result
-from extproc.commands.whatif.routers import Contestant, Stage
 from extproc.config.sections import StoreSettings
+from kvtools.whatif.engines import BLOCK_TOKENS, ModelledStore, Result
+from kvtools.whatif.routers import Contestant, Stage
 
 # Tokens a second that each engine loads: of a model with 128 KiB a token, 4 GB/s.
 LOAD_RATE = 30_000.0

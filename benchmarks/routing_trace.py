@@ -11,8 +11,8 @@ from random import Random
 
 from routing_workloads import mixed, multi_turn, shared_prefix, single_shot
 
-from extproc.commands.whatif.engines import BLOCK_TOKENS, Request
-from extproc.commands.whatif.traces import MOONCAKE_BLOCK_TOKENS
+from kvtools.whatif.engines import BLOCK_TOKENS, Request
+from kvtools.whatif.traces import MOONCAKE_BLOCK_TOKENS
 
 WORKLOAD = mixed(shared_prefix(8, 60), multi_turn(2, 60), single_shot(6, 60))
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
-from extproc.commands.whatif.engines import BLOCK_TOKENS, Request
-from extproc.commands.whatif.traces import Replay, Trace, requests_of
+from kvtools.whatif.engines import BLOCK_TOKENS, Request
+from kvtools.whatif.traces import Replay, Trace, requests_of
 
 Workload = Callable[[Random], list[Request]]
 

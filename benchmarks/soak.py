@@ -104,7 +104,7 @@ class Router:
             "admin": {"listen": _address()},
             "metrics": {"listen": self._metrics},
             "envoy": {"listen": self._envoy, "admin": _address()},
-            "models": [{"name": "tiny", "tokenizer": str(ROOT / "simulator/tiny_model")}],
+            "models": [{"name": "tiny", "tokenizer": str(ROOT / "kvtools/simulator/tiny_model")}],
             "workers": [one.configured for one in workers],
             "discovery": {"file": str(folder / "workers.yaml")},
             "sharing": {"url": f"directory:{folder}/routers", "name": f"router-{number}"},

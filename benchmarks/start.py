@@ -27,7 +27,7 @@ PORTS = (19002, 19090, 19091)
 PATIENCE_SECONDS = 30.0
 
 CONFIG = f"""\
-models: [{{name: tiny, tokenizer: {ROOT}/simulator/tiny_model}}]
+models: [{{name: tiny, tokenizer: {ROOT}/kvtools/simulator/tiny_model}}]
 workers: [{{endpoint: "127.0.0.1:18001"}}]
 extproc: {{listen: "127.0.0.1:{PORTS[0]}"}}
 admin: {{listen: "127.0.0.1:{PORTS[1]}"}}

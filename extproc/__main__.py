@@ -10,10 +10,11 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from extproc.base.errors import ConfigError, ExtraError, StartError, importing_extra
 from extproc.commands.config_file import add_config, config_of
+from extproc.commands.router_url import add_admin
 from kvstate.errors import NotBuiltError, importing_cores
 
 TYPE_CHECKING = False  # as in typing, whose import takes a probe several milliseconds
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from extproc.config.schema import Config
 
-DEFAULT_ADMIN = "http://127.0.0.1:9090"
 DEFAULT_EXTPROC = "127.0.0.1:9002"
 DEFAULT_METRICS = "127.0.0.1:9091"
 
@@ -94,13 +94,20 @@ _GROUPS = {
 }
 
 
+# The commands that `kvsteer-tools` brings, and what it adds to the command `envoy`.
+TOOLS = frozenset({
+    "demo", "report", "whatif", "doctor", "bridge", "top", "worker", "traffic", "completion"
+})  # fmt: skip
+ENVOY_PATCH = "envoy-patch"
+
+
 def _misuse(given: Sequence[str]) -> str | None:
-    """Returns what to say if no command is given, or none that exists; None if one is."""
+    """Returns what to say if no command is given, or none that is there; None if one is."""
     if not given:
         return make_parser("").format_help().rstrip()
     names, word = [name for group in _GROUPS.values() for name in group], given[0]
     if word in names or word.startswith("-"):
-        return None
+        return _missing_tool(given)
     import difflib
 
     near = difflib.get_close_matches(word, names, n=1)
@@ -108,22 +115,53 @@ def _misuse(given: Sequence[str]) -> str | None:
     return f"kvsteer: there is no command {word!r}; {hint}"
 
 
-def make_parser(command: str | None) -> argparse.ArgumentParser:
-    """Returns the parser.
+def _missing_tool(given: Sequence[str]) -> str | None:
+    """Returns what to say if the command needs a tool that is not installed; None if not."""
+    patches = given[0] == "envoy" and any(word.startswith("--pa") for word in given)
+    tool = ENVOY_PATCH if patches else given[0] if given[0] in TOOLS else None
+    if tool is None:
+        return None
+    from extproc.commands.tools import installed_tools, missing
 
-    command: the command given; the modules of others are not loaded. None loads all options.
-    """
+    if tool in installed_tools():
+        return None
+    return missing("envoy --patch" if patches else tool)
+
+
+def _list_of_commands() -> str:
+    """Returns the commands by purpose, those last that are not installed."""
+    from extproc.commands.tools import INSTALL, installed_tools
+
+    absent = TOOLS - installed_tools().keys()
+    groups = {
+        title: {name: text for name, text in group.items() if name not in absent}
+        for title, group in _GROUPS.items()
+    }
+    groups[f"Not installed ({INSTALL} in a clone)"] = {
+        name: text for group in _GROUPS.values() for name, text in group.items() if name in absent
+    }
     width = max(len(name) for group in _GROUPS.values() for name in group)
     listed = "".join(
         f"\n{title}:\n"
         + "".join(f"  {name:<{width}}  {help_text}\n" for name, help_text in group.items())
-        for title, group in _GROUPS.items()
+        for title, group in groups.items()
+        if group
     )
+    return f"{listed.strip()}\n\n`kvsteer COMMAND --help` shows the options of a command."
+
+
+def make_parser(command: str | None) -> argparse.ArgumentParser:
+    """Returns the parser.
+
+    command: the command given; the modules of others are not loaded, and the commands are listed
+    only if it is none. None loads all options of all that is installed.
+    """
+    lists = command is not None and (not command or command.startswith("-"))
     parser = argparse.ArgumentParser(
         prog="kvsteer",
         usage="kvsteer COMMAND ...",
         description="Routes LLM requests behind Envoy to the worker that holds their prefix.",
-        epilog=f"{listed.strip()}\n\n`kvsteer COMMAND --help` shows the options of a command.",
+        epilog=_list_of_commands() if lists else "",
         formatter_class=_Raw,
     )
     parser.add_argument(
@@ -137,23 +175,37 @@ def make_parser(command: str | None) -> argparse.ArgumentParser:
     )
     made = {
         name: commands.add_parser(
-            name, description=f"{help_text[0].upper()}{help_text[1:]}.", formatter_class=_Help
+            name,
+            help=help_text,
+            description=f"{help_text[0].upper()}{help_text[1:]}.",
+            formatter_class=_Help,
         )
         for group in _GROUPS.values()
         for name, help_text in group.items()
     }
     _add_configured(made)
-    _add_questions(made)
-    _add_others(made)
-    _add_loaded(made, command)
+    _add_explain(made["explain"])
+    _add_health(made["health"])
+    for name, tool in (*((name, name) for name in sorted(TOOLS)), ("envoy", ENVOY_PATCH)):
+        if command in (name, None):
+            _add_tool(made[name], tool)
     return parser
+
+
+def _add_tool(parser: argparse.ArgumentParser, name: str) -> None:
+    """Adds the options of a tool, if it is installed."""
+    from extproc.commands.tools import load_tool
+
+    with _loading():
+        add_arguments = load_tool(name)
+    if add_arguments is not None:
+        add_arguments(parser)
 
 
 def _add_configured(made: Mapping[str, argparse.ArgumentParser]) -> None:
     """Adds the options of the commands that read a configuration."""
     made["serve"].set_defaults(run=_serve)
     made["check"].set_defaults(run=_check)
-    _add_patch_arguments(made["envoy"])
     made["envoy"].set_defaults(run=_envoy)
     for configured in (made["serve"], made["check"], made["envoy"]):
         add_config(configured)
@@ -171,8 +223,7 @@ def _add_configured(made: Mapping[str, argparse.ArgumentParser]) -> None:
     made["serve"].add_argument("--member", help=argparse.SUPPRESS)  # set by the parent process
 
 
-def _add_others(made: Mapping[str, argparse.ArgumentParser]) -> None:
-    health = made["health"]
+def _add_health(health: argparse.ArgumentParser) -> None:
     health.add_argument(
         "--at", default=DEFAULT_EXTPROC, metavar="ADDRESS", help="the router's extproc.listen"
     )
@@ -192,62 +243,6 @@ def _add_others(made: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     health.set_defaults(run=_health)
 
-    demo = made["demo"]
-    demo.add_argument(
-        "--workers", type=int, default=3, metavar="N", help="number of simulated workers"
-    )
-    demo.add_argument("--port", type=int, default=10000, metavar="P", help="Envoy's port")
-    demo.add_argument(
-        "--check",
-        action="store_true",
-        help="send sample requests, check the results, and exit: 0 if correct, 1 if not",
-    )
-    demo.set_defaults(run=_demo)
-
-    made["completion"].set_defaults(run=_completion)
-
-
-def _add_loaded(made: Mapping[str, argparse.ArgumentParser], command: str | None) -> None:
-    """Adds the commands whose modules declare their options; loads only the given one's module."""
-    if command in ("completion", None):
-        from extproc.commands.completion import SHELLS
-
-        made["completion"].add_argument("shell", choices=SHELLS, help="the shell to complete in")
-    if command in ("doctor", None):
-        with _loading():
-            from extproc.commands.doctor import doctor
-
-        _add_own(made["doctor"], doctor.add_arguments, doctor.run)
-    if command in ("whatif", None):
-        with _loading():
-            from extproc.commands.whatif import command as whatif
-
-        _add_own(made["whatif"], whatif.add_arguments, whatif.run)
-    if command in ("bridge", None):
-        with _loading():
-            from extproc.commands import bridge as bridge_cli
-
-        _add_own(made["bridge"], bridge_cli.add_arguments, bridge_cli.run)
-    if command in ("worker", None):
-        with _loading():
-            from simulator import cli as simulator
-
-        _add_own(made["worker"], simulator.add_arguments, simulator.run)
-    if command in ("traffic", None):
-        with _loading():
-            from simulator import traffic
-
-        _add_own(made["traffic"], traffic.add_arguments, traffic.run)
-
-
-def _add_own(
-    parser: argparse.ArgumentParser,
-    add_arguments: Callable[[argparse.ArgumentParser], None],
-    run: Callable[[argparse.Namespace], int],
-) -> None:
-    add_arguments(parser)
-    parser.set_defaults(run=run)
-
 
 def _header(text: str) -> tuple[str, str]:
     """Returns a header that is written as name:value."""
@@ -257,9 +252,7 @@ def _header(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _add_questions(made: Mapping[str, argparse.ArgumentParser]) -> None:
-    """Adds the options of the commands that ask the admin server of a running router."""
-    explain, top, report = made["explain"], made["top"], made["report"]
+def _add_explain(explain: argparse.ArgumentParser) -> None:
     explain.description = (
         "Shows where a request would go, and why. Reads the request's JSON body from a file or from"
         " standard input; nothing is sent to a worker."
@@ -267,10 +260,7 @@ def _add_questions(made: Mapping[str, argparse.ArgumentParser]) -> None:
     explain.add_argument(
         "file", nargs="?", metavar="FILE", help="the request's body, instead of standard input"
     )
-    for asks in (explain, top):
-        asks.add_argument(
-            "--admin", default=DEFAULT_ADMIN, metavar="URL", help="the router's admin server"
-        )
+    add_admin(explain)
     explain.add_argument(
         "--path", default="/v1/chat/completions", metavar="URL-PATH", help="the request's path"
     )
@@ -294,46 +284,6 @@ def _add_questions(made: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     explain.add_argument("--json", action="store_true", help="print all details as JSON")
     explain.set_defaults(run=_explain)
-
-    top.add_argument("--once", action="store_true", help="show the picture once and exit")
-    top.set_defaults(run=_top)
-
-    report.add_argument(
-        "--admin", "--url", default=DEFAULT_ADMIN, metavar="URL", help="the router's admin server"
-    )
-    report.add_argument(
-        "--since", metavar="TIME", help="only the last TIME, such as 90m, 12h or 7d"
-    )
-    form = report.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print the report as JSON")
-    form.add_argument(
-        "--html", metavar="FILE", help="write the report as a page with plots to FILE"
-    )
-    report.set_defaults(run=_report)
-
-
-def _add_patch_arguments(envoy: argparse.ArgumentParser) -> None:
-    group = envoy.add_argument_group(
-        "add KVSteer to an Envoy that you run",
-        "The file itself is not changed. Notes go to standard error.",
-    )
-    group.add_argument(
-        "--patch", metavar="FILE", help="print this envoy.yaml (or JSON) with KVSteer added"
-    )
-    group.add_argument("--diff", action="store_true", help="print the changes as a diff")
-    group.add_argument(
-        "--cluster",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="the workers' cluster, if it cannot be found by their addresses; once for each model",
-    )
-    group.add_argument("--listener", metavar="NAME", help="change only this listener")
-    group.add_argument(
-        "--access-log",
-        action="store_true",
-        help="add fields to the JSON access logs: request id, workers picked, worker that answered",
-    )
 
 
 class _Help(argparse.HelpFormatter):
@@ -465,42 +415,10 @@ def _check(arguments: argparse.Namespace) -> int:
 def _envoy(arguments: argparse.Namespace) -> int:
     from extproc.config.reader import load
 
-    chosen = arguments.diff or arguments.cluster or arguments.listener or arguments.access_log
-    if chosen and arguments.patch is None:
-        message = "--diff, --cluster, --listener and --access-log belong to --patch"
-        print(f"kvsteer: envoy: {message}", file=sys.stderr)
-        return 2
     with importing_extra("envoy", "envoy"), _loading():
         from extproc.envoy.envoy_config import render
-    config = load(config_of(arguments), arguments.processes)
-    if arguments.patch is not None:
-        return _patch(arguments, config)
-    print(render(config), end="")
+    print(render(load(config_of(arguments), arguments.processes)), end="")
     return 0
-
-
-def _patch(arguments: argparse.Namespace, config: "Config") -> int:
-    from extproc.config.reader import read_text
-    from extproc.envoy.envoy_patch import PatchOptions, difference, patched
-    from extproc.envoy.yaml_edit import MAX_CHARACTERS
-
-    name = arguments.patch
-    text = read_text(name, MAX_CHARACTERS)
-    choice = PatchOptions(tuple(arguments.cluster), arguments.listener, arguments.access_log)
-    patch = patched(text, name, config, choice)
-    sys.stdout.write(difference(text, patch.text, name) if arguments.diff else patch.text)
-    for note in patch.notes:
-        print(f"{name}: note: {note}", file=sys.stderr)
-    if patch.text == text:
-        print(f"{name}: KVSteer is already in it; nothing changed", file=sys.stderr)
-    return 0
-
-
-def _demo(arguments: argparse.Namespace) -> int:
-    with _loading():
-        from extproc.commands.demo import run
-
-    return run(workers=arguments.workers, port=arguments.port, check=arguments.check)
 
 
 def _explain(arguments: argparse.Namespace) -> int:
@@ -575,39 +493,6 @@ def _show_explanation(arguments: argparse.Namespace, explanation: "Mapping[str, 
     print(sentence if columns is None else "\n".join(textwrap.wrap(sentence, columns)))
     for line in table:
         print(line if columns is None else cut(line, columns))
-    return 0
-
-
-def _completion(arguments: argparse.Namespace) -> int:
-    from extproc.commands.completion import commands_of, script
-
-    print(script(arguments.shell, commands_of(make_parser(None))), end="")
-    return 0
-
-
-def _top(arguments: argparse.Namespace) -> int:
-    from extproc.commands.top import run
-
-    return run(arguments.admin, once=arguments.once)
-
-
-def _report(arguments: argparse.Namespace) -> int:
-    from pathlib import Path
-    from urllib.parse import urlencode
-
-    from extproc.commands.admin_client import fetch
-    from extproc.commands.terminal import plain
-
-    form = "json" if arguments.json else "html" if arguments.html else "text"
-    query = {"format": form, **({"since": arguments.since} if arguments.since else {})}
-    answer = fetch("report", arguments.admin, f"/report?{urlencode(query)}")
-    if arguments.html:
-        try:
-            Path(arguments.html).write_bytes(answer)
-        except OSError as error:
-            raise StartError(f"report: {arguments.html}: {error.strerror}") from None
-        return 0
-    print("\n".join(plain(line) for line in answer.decode(errors="replace").split("\n")), end="")
     return 0
 
 

@@ -1,5 +1,6 @@
 """The commands that the documentation shows, as a reader would copy them."""
 
+import argparse
 import re
 import shlex
 from collections.abc import Iterator
@@ -48,3 +49,13 @@ def _whole(command: str, lines: Iterator[str]) -> str:
             command += f"\n{next(lines)}"
         else:
             return command
+
+
+def options_by_command(parser: argparse.ArgumentParser) -> dict[str, list[argparse.Action]]:
+    """The options of each command of the command line, without those that help does not show."""
+    return {
+        name: [one for one in command._actions if one.help != argparse.SUPPRESS]
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for name, command in action.choices.items()
+    }

@@ -10,10 +10,11 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("kvstate", "extproc", "simulator")
+PACKAGES = ("kvstate", "extproc", "kvtools")
 
 # The product; the simulator, which tests it, is separate.
-MEASURED = ("kvstate", "extproc")
+MEASURED = ("kvstate", "extproc", "kvtools")
+SIMULATOR = "kvtools.simulator"
 
 # Compiled, and pure as well: their sources in the folders `native` include nothing that does I/O.
 COMPILED = {"kvstate._core", "extproc._core"}
@@ -36,7 +37,7 @@ MODULES = {
     name_of(path): path
     for package in PACKAGES
     for path in sorted((ROOT / package).rglob("*.py"))
-    if "pb" not in path.parts
+    if not {"pb", "build"} & set(path.parts)
 }
 
 
@@ -125,14 +126,15 @@ def tree() -> str:
     """The modules by package, each with the first sentence of its docstring."""
     lines: list[str] = []
     for name, path in MODULES.items():
-        if _is_measured(name) and (path.name != "__init__.py" or name.count(".") < 2):
+        if is_measured(name) and (path.name != "__init__.py" or name.count(".") < 2):
             text = (ast.get_docstring(tree_of(name)) or "").partition("\n\n")[0]
             lines.append(f"- `{name}`: {' '.join(text.split())}")
     return "\n".join(lines)
 
 
-def _is_measured(module: str) -> bool:
-    return module.partition(".")[0] in MEASURED
+def is_measured(module: str) -> bool:
+    """Whether a module is a part of the product."""
+    return module.partition(".")[0] in MEASURED and not f"{module}.".startswith(f"{SIMULATOR}.")
 
 
 def circles_of_packages() -> list[list[str]]:
@@ -140,7 +142,7 @@ def circles_of_packages() -> list[list[str]]:
 
     A module that stands directly in a topmost package counts as a package.
     """
-    known = {name: _ours(imports_of(name)) - {name} for name in MODULES if _is_measured(name)}
+    known = {name: _ours(imports_of(name)) - {name} for name in MODULES if is_measured(name)}
     packages: dict[str, set[str]] = {}
     for name, imported in known.items():
         here = _package_of(name)

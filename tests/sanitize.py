@@ -20,7 +20,7 @@ COPIED = (
     "benchmarks",
     "kvstate",
     "extproc",
-    "simulator",
+    "kvtools",
     "tests",
     "setup.py",
     "pyproject.toml",

@@ -15,7 +15,6 @@ import yaml
 from prometheus_client import generate_latest
 
 from extproc.__main__ import make_parser
-from extproc.commands.completion import commands_of
 from extproc.config.feed_kinds import KINDS
 from extproc.config.reader import parse
 from extproc.config.schema import Config
@@ -35,7 +34,7 @@ from extproc.routing.steering import Steering
 from extproc.running.feed_role import FeedRoleCollector
 from extproc.running.state_file import StateCollector
 from extproc.sharing.sharing import SharingCollector
-from tests.documented import PAGES
+from tests.documented import PAGES, options_by_command
 from tests.extproc.nobody import Nobody
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -112,12 +111,12 @@ def test_example_configuration_is_accepted() -> None:
 
 
 def test_commands_are_all_documented_and_their_options_explained_by_help() -> None:
-    commands = commands_of(make_parser(None))
+    commands = options_by_command(make_parser(None))
     rows = re.findall(r"^\| `kvsteer (\w+)` \|", (DOCS / "start.md").read_text(), re.MULTILINE)
     assert rows == list(commands)
-    options = [one for _, several in commands.values() for one in several]
+    options = [one for several in commands.values() for one in several]
     assert len(options) > 50
-    assert [one.names for one in options if len(one.help) < MIN_HELP] == []
+    assert [one.option_strings for one in options if len(one.help or "") < MIN_HELP] == []
 
 
 def test_metrics_are_all_documented_with_their_type() -> None:

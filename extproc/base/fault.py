@@ -11,6 +11,9 @@ ROUTER = "router"
 # How the lines of /readyz begin that are no faults: they name what the router does not see.
 NOTE = "note: "
 
+# Most faults that are shown: of a hundred workers with the same fault, some are enough.
+MAX_SHOWN = 50
+
 
 class FaultKind(NamedTuple):
     """A kind of fault.

@@ -1,13 +1,12 @@
-"""The commands of `kvsteer`, a module or folder each.
+"""The commands of `kvsteer` that a router needs, and how all commands are told what to do.
 
-They are the tools around a router: what is wrong (`doctor`), what another policy would have done
-(`whatif`), what happens now (`top`), a fleet to try it with (`demo`), a feed for others (`bridge`).
-`extproc.__main__` has their arguments, and imports a command only when it runs.
+`extproc.__main__` has the arguments of `serve`, `check`, `envoy`, `explain` and `health`. All other
+commands are tools beside the router, which come with the distribution `kvsteer-tools` (`tools`).
+Tools may import this room: how to name a configuration (`config_file`) or a running router
+(`router_url`), how to ask one (`admin_client`), and how a terminal shows the answer (`layout`,
+`terminal`).
 
-A command may know everything below it, and only the command line imports one. It talks to a running
-router as anybody does, by its HTTP servers (`admin_client`).
-
-The rules: texts from outside are made harmless before a terminal shows them (`terminal`). What a
-command concludes is computed apart from what it asks and prints, and what it says is wrong comes
-with what to do.
+The rules: only the command line imports a command, and only when it runs. A command talks to a
+running router as anybody does, by its HTTP servers. Texts from outside are made harmless before a
+terminal shows them.
 """

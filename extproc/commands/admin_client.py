@@ -6,7 +6,7 @@ import urllib.parse
 import urllib.request
 from http import HTTPStatus
 from http.client import HTTPException
-from typing import Any
+from typing import Any, TypeVar
 
 from extproc.base.errors import StartError
 from extproc.commands.terminal import plain
@@ -20,6 +20,9 @@ MAX_BYTES = 64 * 1024 * 1024
 MAX_REASON_BYTES = 64 * 1024
 
 
+T = TypeVar("T")
+
+
 def ask(command: str, admin: str, path: str, body: object = None) -> Any:
     """Returns the decoded answer to a GET, or to a POST of `body` as JSON if given.
 
@@ -31,6 +34,20 @@ def ask(command: str, admin: str, path: str, body: object = None) -> Any:
     try:
         return json.loads(fetch(command, admin, path, body))
     except (ValueError, RecursionError) as error:
+        raise _fault(command, _url(admin, path), error) from None
+
+
+def ask_for(kind: type[T], command: str, admin: str, path: str) -> T:
+    """Returns the answer to a GET as a type of `admin_json`, or of such; otherwise like `ask`."""
+    import msgspec
+
+    answer = fetch(command, admin, path)
+    try:
+        return msgspec.json.decode(answer, type=kind)
+    except msgspec.ValidationError:
+        words = f"{command}: {admin}: its answer does not match this version"
+        raise StartError(plain(words)) from None
+    except (msgspec.DecodeError, RecursionError) as error:
         raise _fault(command, _url(admin, path), error) from None
 
 

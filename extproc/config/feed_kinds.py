@@ -3,7 +3,7 @@
 Whatever depends on the kind asks its entry in `KINDS`, so that a new kind is one entry more, and a
 forgotten one is an error instead of another kind. What needs a higher layer is a table with the
 same keys there: `extproc.fleet.feeds.feed_openers` has the transports, and
-`extproc.commands.doctor.faults` the doctor's faults. Tests compare the keys with these, and with
+`kvtools.doctor.faults` the doctor's faults. Tests compare the keys with these, and with
 those of the schema.
 """
 

@@ -1,1 +1,1 @@
-"""Envoy's configuration: printed, patched, and kept up to date."""
+"""Envoy's configuration: printed, and kept up to date."""

@@ -16,13 +16,10 @@ from typing import Any, NamedTuple
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from extproc.base.fault import KINDS, Fault, FaultSource
+from extproc.base.fault import KINDS, MAX_SHOWN, Fault, FaultSource
 from extproc.base.logs import log_fault
 
 log = logging.getLogger("kvsteer.faults")
-
-# Most faults that are shown: of a hundred workers with the same fault, some are enough.
-MAX_SHOWN = 50
 
 # Time between two looks for faults that appeared or ended.
 INTERVAL_SECONDS = 2.0

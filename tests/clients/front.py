@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import aiohttp
 from aiohttp import web
 
-from simulator.worker import SimulatedWorker
+from kvtools.simulator.worker import SimulatedWorker
 from tests.clients.rendering import PythonFrontEnd, RefusedError
 from tests.clients.scripted_model import CHAT, MESSAGES, RESPONSES, Body, Usage, turns_of
 from tests.clients.scripted_server import respond

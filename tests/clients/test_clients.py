@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.commands import top
+from kvtools import top
 from tests.clients.front import Front, Turn, fronted
 from tests.clients.install import MissingError, pinned
 from tests.clients.rendering import rendering

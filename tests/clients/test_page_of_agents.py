@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from extproc.config.reader import parse
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.clients.starts import MODEL, STARTS
 
 PAGE = (Path(__file__).parents[2] / "docs/coding-agents.md").read_text()

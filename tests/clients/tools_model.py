@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.clients.starts import CONTEXT_TOKENS
 from tests.extproc.template_shapes import QWEN_TOOLS
 

@@ -45,7 +45,7 @@ _TOKENIZER = re.compile(r"(?<=tokenizer: )[\w/]+")
 def _configuration(source: str) -> Config:
     """Returns a configuration with a tokenizer that is here, of which no Envoy knows."""
     text = (ROOT / source).read_text()
-    return parse(_TOKENIZER.sub(str(ROOT / "simulator/tiny_model"), text), source)
+    return parse(_TOKENIZER.sub(str(ROOT / "kvtools/simulator/tiny_model"), text), source)
 
 
 def envoy_files() -> Iterator[tuple[Path, str]]:

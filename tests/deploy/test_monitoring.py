@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from simulator.worker import SimulatedWorker
+from kvtools.simulator.worker import SimulatedWorker
 from tests.deploy.prometheus_process import Prometheus, needs_prometheus, running_prometheus
 from tests.system.system import System, chat, long_text, running
 from tests.waiting import until

@@ -71,8 +71,8 @@ def test_scale_profile_routers_meet_at_the_engine_and_are_found_by_envoy(
 def test_envoy_and_router_share_the_sockets_volume_and_one_user(
     file: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "model").symlink_to(ROOT / "simulator/tiny_model")
-    (tmp_path / "simulator").symlink_to(ROOT / "simulator")
+    (tmp_path / "model").symlink_to(ROOT / "kvtools/simulator/tiny_model")
+    (tmp_path / "kvtools").symlink_to(ROOT / "kvtools")
     monkeypatch.chdir(tmp_path)
     listen = load(str(ROOT / f"deploy/{file}/kvsteer.yaml")).extproc.listen
     for name in ("envoy", "kvsteer"):

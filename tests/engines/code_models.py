@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from extproc.renderers.deepseek import ASSISTANT, BOS, EOS, USER
 from extproc.renderers.harmony_format import CONTROLS
 from extproc.tokenizing.byte_pairs import byte_level_tokenizer
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.engines.hybrid_models import EAGLE as TINY_LLAMA
 from tests.engines.vllm_engine import PYTHON, Model
 from tests.extproc.small_models import write_model

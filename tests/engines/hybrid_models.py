@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 
 _BASE: Mapping[str, Any] = json.loads((TINY_MODEL / "config.json").read_text())
 

@@ -19,7 +19,7 @@ from tests.engines.vllm_engine import PYTHON
 from tests.ports import free_port
 from tests.waiting import blocked_until
 
-TINY_MODEL = Path("simulator/tiny_model")
+TINY_MODEL = Path("kvtools/simulator/tiny_model")
 
 # How today's tokenizers cut a text: not as GPT-2's, which this front end cuts in its own way.
 _CUT = (

@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.extproc.sglang.values import CASES, RECORDED, TEMPLATES, Case
 
 RENDERER = Path(__file__).parents[1] / "clients" / "sglang_renderer.py"

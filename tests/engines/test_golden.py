@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.engines.test_vllm import MISSING, report, router_before
 from tests.engines.vllm_engine import Engine, Model
 from tests.extproc.template_shapes import QWEN_TOOLS

@@ -21,7 +21,7 @@ from kvstate.feeds.feed_sources import ZmqSource
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap, Prompt, Tokens, usable_tokens
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.engines import vllm_engine
 from tests.engines.hybrid_models import EAGLE, GEMMA, QWEN, make_model
 from tests.engines.vllm_engine import Engine, Model

@@ -19,7 +19,7 @@ from extproc.requests.request import CHAT_PATH, Head, Models, RoutingRequest
 from extproc.serving.queries import Queries
 from extproc.tokenizing.prompt_tokens import PromptTokens
 from extproc.tokenizing.tokens import Tokenizer
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.clients.rendering import PythonFrontEnd, RefusedError, rendering
 from tests.engines import vllm_engine
 from tests.extproc.template_shapes import QWEN_TOOLS

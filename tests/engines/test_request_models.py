@@ -20,7 +20,7 @@ from extproc.config.schema import Model
 from extproc.requests.dialect import NEWEST
 from extproc.requests.request import parse
 from extproc.tokenizing.tokens import Tokenizer
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.clients.rendering import RefusedError, rendering
 from tests.engines import vllm_engine
 from tests.extproc.requests.planted_fields import planted

@@ -31,7 +31,7 @@ import yaml
 
 from extproc.config.reader import load
 from extproc.envoy.envoy_config import render
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.engines import vllm_engine
 from tests.engines.held_blocks import Held
 from tests.engines.vllm_engine import BLOCK_TOKENS, Engine

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import aiohttp
 
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.ports import free_port, free_ports_apart
 from tests.waiting import until
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import aiohttp
 import yaml
 
-from simulator.settings import TINY_MODEL, Settings
-from simulator.worker import SimulatedWorker
+from kvtools.simulator.settings import TINY_MODEL, Settings
+from kvtools.simulator.worker import SimulatedWorker
 from tests.deploy.manifests import of_kind
 from tests.extproc.serving.identities import Identities
 from tests.ports import free_port

@@ -20,7 +20,7 @@ from extproc.requests.request import PLAIN_REQUEST, Head, RoutingRequest
 from extproc.routing.decision import Decision
 from extproc.routing.inputs.query import Query
 from kvstate.overlap import Overlap
-from simulator.worker import SimulatedWorker
+from kvtools.simulator.worker import SimulatedWorker
 from tests.extproc.admin.decisions import decided
 from tests.extproc.admin.serving import Served, serving
 from tests.page.background import Background, in_background

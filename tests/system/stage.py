@@ -19,7 +19,7 @@ from tests.system.envoy_process import ENVOY
 from tests.system.parts import Part
 
 KVSTEER = [sys.executable, "-m", "extproc"]
-MODEL_DIR = str(Path(__file__).parents[2] / "simulator" / "tiny_model")
+MODEL_DIR = str(Path(__file__).parents[2] / "kvtools" / "simulator" / "tiny_model")
 WORKERS = 4
 
 # Larger bodies are placed on their headers by the router, and refused by Envoy.

@@ -15,9 +15,9 @@ import yaml
 from extproc.config.reader import load
 from extproc.config.schema import Config
 from extproc.envoy.envoy_config import render
-from simulator.server import running as running_worker
-from simulator.settings import TINY_MODEL, Settings
-from simulator.worker import SimulatedWorker
+from kvtools.simulator.server import running as running_worker
+from kvtools.simulator.settings import TINY_MODEL, Settings
+from kvtools.simulator.worker import SimulatedWorker
 from tests import copies
 from tests.ports import free_port
 from tests.system.configuration import configuration, patient

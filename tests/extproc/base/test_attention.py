@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from extproc.base.attention import has_hybrid_files, is_hybrid
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"]}
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from extproc.__main__ import main
 from extproc.base.errors import StartError
-from extproc.commands.admin_client import ask, fetch, find_decision
+from extproc.commands.admin_client import ask, ask_for, fetch, find_decision
+from extproc.commands.admin_json import Events
 from tests.ports import free_port
 
 
@@ -243,3 +244,12 @@ def test_explain_refuses_what_is_no_header(header: str, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit):
         main(["explain", "--header", header])
     assert "want NAME:VALUE" in capsys.readouterr().err
+
+
+def test_typed_answer_ignores_what_it_does_not_name_and_refuses_another_type(answers: str) -> None:
+    assert ask_for(Events, "top", answers, '/200/{"enabled":true,"more":1}').enabled
+    for other in ('{"enabled":1}', "{}", "[]"):
+        with pytest.raises(StartError, match=r"^top: .*: its answer does not match this version$"):
+            ask_for(Events, "top", answers, f"/200/{other}")
+    with pytest.raises(StartError, match=r"^top: .*/200/"):
+        ask_for(Events, "top", answers, "/200/{")

@@ -16,7 +16,7 @@ import yaml
 
 from extproc.__main__ import main
 from extproc.base.installed import installed_version
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.extproc.router_process import AS_FIRST_PROCESS, first_process, needs_namespaces
 from tests.ports import free_port
 
@@ -307,10 +307,10 @@ def test_completion_offers_every_command_with_its_options(
 ) -> None:
     assert main(["completion", "bash"]) == 0
     shown = capsys.readouterr().out
-    cases = dict(line.strip().split(") ", 1) for line in shown.splitlines() if ") options=" in line)
-    assert {"serve", "doctor", "whatif", "bridge", "worker", "traffic", "top"} <= set(cases)
-    assert " --probe" in cases["doctor"]
-    assert "--member" not in cases["serve"]  # an option only for our own parent process
+    options = dict(re.findall(r"(?m)^_shtab_kvsteer_(\w+)_option_strings=\((.*)\)$", shown))
+    assert {"serve", "doctor", "whatif", "bridge", "worker", "traffic", "top"} <= set(options)
+    assert " --probe" in options["doctor"]
+    assert "--member" not in options["serve"]  # an option only for our own parent process
 
 
 def given(monkeypatch: pytest.MonkeyPatch, written: bytes) -> None:

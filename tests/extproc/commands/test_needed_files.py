@@ -8,7 +8,7 @@ import pytest
 
 from extproc.commands.needed_files import NEEDED_FILES, template_notes
 from extproc.config.schema import Config, Model
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 
 
 def config_with(tmp_path: Path, **files: str) -> Config:

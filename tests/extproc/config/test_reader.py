@@ -23,7 +23,7 @@ from extproc.config.schema import (
     WorkerSettings,
 )
 from extproc.config.sections import SESSION_HEADERS, session_headers
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.extproc.config.faults import faults
 from tests.unprivileged import unprivileged
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.base.fault import KINDS, Fault
-from extproc.observing.faults import MAX_SHOWN, FaultCollector, Faults
+from extproc.base.fault import KINDS, MAX_SHOWN, Fault
+from extproc.observing.faults import FaultCollector, Faults
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -22,8 +22,8 @@ from kvstate.feeds.feed_sources import FeedSource
 from kvstate.feeds.transport import FeedTransport
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import FollowedWorkers
-from simulator.server import running
-from simulator.settings import TINY_MODEL, Settings
+from kvtools.simulator.server import running
+from kvtools.simulator.settings import TINY_MODEL, Settings
 from tests.extproc.proof.test_trust import PATH, WITH_SYSTEM_LINE, Run, chat, run, text
 from tests.faults import found as found_by
 from tests.waiting import until

@@ -16,10 +16,10 @@ from kvstate.feeds.feed import FeedState
 from kvstate.index.index import Index
 from kvstate.overlap import Overlap, Prompt, Tokens
 from kvstate.steps import finished
-from simulator.cache import Holding, PrefixCache, Shape
-from simulator.dialects import DIALECTS
-from simulator.hashing import CacheNamespace
-from simulator.publisher import batch
+from kvtools.simulator.cache import Holding, PrefixCache, Shape
+from kvtools.simulator.dialects import DIALECTS
+from kvtools.simulator.hashing import CacheNamespace
+from kvtools.simulator.publisher import batch
 
 SIZE, CONVERSATIONS, AT_ONCE, REQUESTS = 16, 60, 4, 600
 VLLM = DIALECTS["vllm-0.32"]

@@ -38,7 +38,7 @@ from extproc.requests.prompt import (
 from extproc.requests.request import CHAT_PATH
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.overlap import Tokens, shared_tokens
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.extproc.template_shapes import QWEN_TOOLS
 
 CHAT = QUESTIONS[0]

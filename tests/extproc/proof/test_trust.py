@@ -50,8 +50,8 @@ from kvstate.feeds.transport import FeedTransport
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import FollowedWorkers
 from kvstate.following.worker_feeds import WorkerFeeds
-from simulator.server import SimulatedWorker, running
-from simulator.settings import TINY_MODEL, Settings
+from kvtools.simulator.server import SimulatedWorker, running
+from kvtools.simulator.settings import TINY_MODEL, Settings
 from tests.waiting import until
 
 PATH = "/v1/chat/completions"

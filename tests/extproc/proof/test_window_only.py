@@ -27,7 +27,7 @@ from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_sources import FeedSource, ZmqSource
 from kvstate.feeds.transport import Connected
 from kvstate.fleet import FollowedWorkers
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.kvstate.publishing import payload
 from tests.memory_transport import MemoryTransport
 from tests.waiting import until

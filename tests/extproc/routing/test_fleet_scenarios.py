@@ -23,8 +23,11 @@ from routing_workloads import (
     trace,
 )
 
-from extproc.commands.whatif import routers
-from extproc.commands.whatif.engines import (
+from extproc.config.schema import Policy
+from extproc.routing.load.endpoint_load import Ticket
+from extproc.routing.load.loads import Loads
+from kvtools.whatif import routers
+from kvtools.whatif.engines import (
     BLOCK_TOKENS,
     HANDOVER_SECONDS,
     ModelledFleet,
@@ -32,11 +35,8 @@ from extproc.commands.whatif.engines import (
     Request,
     Result,
 )
-from extproc.commands.whatif.routers import Contestant, run
-from extproc.commands.whatif.traces import MOONCAKE_BLOCK_TOKENS
-from extproc.config.schema import Policy
-from extproc.routing.load.endpoint_load import Ticket
-from extproc.routing.load.loads import Loads
+from kvtools.whatif.routers import Contestant, run
+from kvtools.whatif.traces import MOONCAKE_BLOCK_TOKENS
 
 DEFAULT = Contestant("cost", "cost", expects=True)
 LEAST = Contestant("least", "least_request")

@@ -16,7 +16,7 @@ from extproc.tokenizing.tokens import Tokenizer
 from kvstate.index.index import Index
 from kvstate.overlap import Prompt
 from kvstate.steps import finished
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 
 RECORDING = Path(__file__).parents[2] / "wire" / "vllm_0.32.0_cached_tokens.jsonl"
 

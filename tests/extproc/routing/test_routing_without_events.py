@@ -30,7 +30,7 @@ from kvstate.feeds.transport import (
     Signal,
 )
 from kvstate.fleet import FollowedWorkers
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.agents import claude_code, codex
 from tests.kvstate.publishing import block, payload
 from tests.memory_transport import MemoryTransport

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.ports import free_port
 from tests.waiting import blocked_until
 

@@ -12,8 +12,8 @@ import grpc
 import pytest
 
 from extproc.pb.kvsteer_ext_proc_pb2 import HttpHeaders, ProcessingRequest
-from simulator.server import running as simulated
-from simulator.settings import TINY_MODEL, Settings
+from kvtools.simulator.server import running as simulated
+from kvtools.simulator.settings import TINY_MODEL, Settings
 from tests.extproc.router_process import (
     AS_FIRST_PROCESS,
     first_process,

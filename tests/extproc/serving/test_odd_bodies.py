@@ -17,7 +17,7 @@ from extproc.routing.inputs.query import Query
 from extproc.serving.queries import Queries
 from extproc.tokenizing.prompt_tokens import PromptTokens
 from extproc.tokenizing.tokens import Tokenizer
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 
 NEW = ModelDialects(NEWEST)
 STRICT = dialect_of(Engine(SGLANG, Release(0, 5, 23)))

@@ -21,7 +21,7 @@ from extproc.tokenizing.plain_turns import PlainTurns, TurnParts
 from extproc.tokenizing.prompt_tokens import PromptTokens
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.overlap import Tokens
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 
 SGLANG_0_5_23 = dialect_of(Engine(SGLANG, Release(0, 5, 23)))
 OLD = dialect_of(Engine(VLLM, Release(0, 31)))

@@ -15,7 +15,7 @@ from extproc.requests.request import Head, RoutingRequest
 from extproc.serving.router import Router
 from extproc.tokenizing.tokens import StartedPrompt, Tokenizer
 from kvstate.fleet import FollowedWorkers
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.extproc.serving.routers import of
 from tests.extproc.settled import at_once
 

@@ -15,7 +15,7 @@ from extproc.requests.request import Head, RoutingRequest
 from extproc.serving.router import Router
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.fleet import FollowedWorkers
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 
 ENDPOINTS = ("127.0.0.1:1", "127.0.0.1:2")
 CONFIG = parse(

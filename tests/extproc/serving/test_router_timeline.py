@@ -18,7 +18,7 @@ from extproc.routing.decision import Decision
 from extproc.serving.router import Router
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.fleet import FollowedWorkers
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 
 CHAT = Head("POST", "/v1/chat/completions", None)
 CONFIG = f"""

@@ -19,7 +19,7 @@ from extproc.serving.variants import by_variant
 from extproc.tokenizing.prompt_tokens import PromptTokens
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.overlap import Overlap, Prompt, Tokens
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 
 FOREIGN = dialect_of(Engine(SGLANG, Release(0, 5, 8)))
 SGLANG_0_5_23 = dialect_of(Engine(SGLANG, Release(0, 5, 23)))

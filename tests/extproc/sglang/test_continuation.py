@@ -12,7 +12,7 @@ from extproc.config.schema import Model
 from extproc.requests.prompt import CONVERTED, Chat, forms_of
 from extproc.requests.request import CHAT_PATH, parse
 from extproc.tokenizing.tokens import Tokenizer
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.extproc.sglang.test_recorded_prompts import dialect
 
 USER = {"role": "user", "content": "Why is the sky blue?"}

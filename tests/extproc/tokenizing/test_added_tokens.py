@@ -28,7 +28,7 @@ from extproc.tokenizing.added_tokens import (
 from extproc.tokenizing.tokenizer_classes import classes_of
 from extproc.tokenizing.tokenizer_layout import AddedToken
 from extproc.tokenizing.tokens import Tokenizer
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.extproc.tokenizing.library_loading import loaded
 from tests.extproc.tokenizing.token_directories import (
     ASKED,

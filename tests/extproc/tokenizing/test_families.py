@@ -18,7 +18,7 @@ from extproc.tokenizing.families import CodeRendering
 from extproc.tokenizing.segment_encoder import segment_texts
 from extproc.tokenizing.tokens import ChatTemplates, Tokenizer
 from extproc.tokenizing.vocabulary import Vocabulary
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.extproc.renderers.test_segments import MARKS
 from tests.extproc.small_models import write_model
 from tests.extproc.tokenizing.test_segment_encoder import Pairs

@@ -10,7 +10,7 @@ import pytest
 from extproc.config.schema import Model, RemoteTokenizerSettings
 from extproc.tokenizing import file_digest
 from extproc.tokenizing.file_digest import digest_of
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from extproc.base.tokenizer_files import MAX_FILE_BYTES, read_file
 from extproc.config.schema import Model
 from extproc.tokenizing.byte_pairs import MAX_TOKEN_BYTES, MAX_TOKENS
 from extproc.tokenizing.tokens import Tokenizer
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.extproc.small_models import write_model
 from tests.limited import limited
 

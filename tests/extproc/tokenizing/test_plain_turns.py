@@ -22,7 +22,7 @@ from extproc.tokenizing.text_encoder import TextEncoder
 from extproc.tokenizing.tokenizer_layout import AddedToken, Cutter
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.overlap import Tokens
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 
 TURN = "<|im_start|>{{ m.role }}\n{{ m.content%s }}<|im_end|>\n"
 TEMPLATES = {

@@ -46,8 +46,8 @@ from extproc.tokenizing.prompt_tokens import (
 )
 from extproc.tokenizing.tokens import StartedPrompt, Tokenizer
 from kvstate.fleet import FollowedWorkers
-from simulator.server import running
-from simulator.settings import TINY_MODEL, Settings
+from kvtools.simulator.server import running
+from kvtools.simulator.settings import TINY_MODEL, Settings
 from tests.extproc.settled import at_once
 from tests.extproc.tokenizing.test_remote_tokenizer import Answer, hanging, saying, server
 from tests.waiting import until

@@ -24,8 +24,8 @@ from extproc.tokenizing import remote_tokenizer
 from extproc.tokenizing.remote_tokenizer import PROBE_SECONDS, Failures, RemoteTokenizer
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.fleet import FollowedWorkers
-from simulator.server import running
-from simulator.settings import TINY_MODEL, Settings
+from kvtools.simulator.server import running
+from kvtools.simulator.settings import TINY_MODEL, Settings
 from tests.waiting import until
 
 CHAT = Chat([{"role": "user", "content": "hello there"}], {"add_generation_prompt": True})

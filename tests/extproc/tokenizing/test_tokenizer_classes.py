@@ -19,7 +19,7 @@ CASES = [
     for found, names in by_found.items()
     for name in names
 ]
-TINY = json.loads((ROOT / "simulator/tiny_model/tokenizer.json").read_text())
+TINY = json.loads((ROOT / "kvtools/simulator/tiny_model/tokenizer.json").read_text())
 
 WHOLE = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 MARKED = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}

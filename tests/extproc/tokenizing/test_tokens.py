@@ -14,7 +14,7 @@ from extproc.config.schema import Model, RemoteTokenizerSettings
 from extproc.requests.prompt import CUT, FRAME, Conversion
 from extproc.requests.request import CHAT_PATH, COMPLETIONS_PATH, Chat, Text, parse
 from extproc.tokenizing.tokens import Tokenizer
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.extproc.tokenizer_kinds import tokenizer_of
 
 RECORDINGS = sorted((Path(__file__).parents[2] / "wire").glob("vllm_0.32.0_*.jsonl"))

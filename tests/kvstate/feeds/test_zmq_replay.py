@@ -14,9 +14,9 @@ from kvstate.events import Batch
 from kvstate.feeds.transport import Malformed
 from kvstate.feeds.zmq_limits import USUAL, ZmqLimits
 from kvstate.feeds.zmq_transport import replay_from
-from simulator.dialects import DEFAULT, DIALECTS
-from simulator.interference import Interference
-from simulator.publisher import ReplaySocket
+from kvtools.simulator.dialects import DEFAULT, DIALECTS
+from kvtools.simulator.interference import Interference
+from kvtools.simulator.publisher import ReplaySocket
 from tests.kvstate.publishing import frames, payload
 from tests.kvstate.zmq_publisher import Publisher
 from tests.ports import free_port

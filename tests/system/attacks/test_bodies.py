@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.system.attacks.bodies import (
     BODIES,
     CHAT,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvstate.feeds.feed_news import BEHIND
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.ports import free_port
 from tests.system.attacks.publisher import Publisher, batch, command, message
 from tests.system.attacks.victim import (

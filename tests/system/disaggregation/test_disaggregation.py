@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientSession, web
 
-from simulator.worker import SimulatedWorker
+from kvtools.simulator.worker import SimulatedWorker
 from tests.ports import free_port
 from tests.system.system import CHAT, PROBED, System, chat, long_text, running
 from tests.waiting import until

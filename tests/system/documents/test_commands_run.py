@@ -50,15 +50,15 @@ NAMES = {
     "kvsteer bridge": "needs an engine's endpoint: a block has it",
     "kvsteer completion": "needs a shell",
     "kvsteer decision": "a span in traces",
-    "kvsteer demo": "takes a minute: tests/extproc/commands/test_demo.py runs it",
-    "kvsteer demo --check": "takes a minute: tests/extproc/commands/test_demo.py runs it",
+    "kvsteer demo": "takes a minute: tests/kvtools/demo/test_demo.py runs it",
+    "kvsteer demo --check": "takes a minute: tests/kvtools/demo/test_demo.py runs it",
     "kvsteer envoy --patch": "needs a file: a block has it",
     "kvsteer explain": "needs a request: a block has it",
     "kvsteer explain --request-id": "needs an id: a block has it",
     "kvsteer health --at HOST:PORT --ca FILE": "needs TLS: tests/extproc/serving/test_tls.py",
     "kvsteer traffic": "takes a minute: a block has it with fewer seconds",
     "kvsteer whatif": "needs a recording: a block has it",
-    "kvsteer whatif TRACE --tenants": "needs tenants: tests/extproc/commands/whatif",
+    "kvsteer whatif TRACE --tenants": "needs tenants: tests/kvtools/whatif",
     "kvsteer worker": "runs until it is ended: every system test starts one",
 }
 

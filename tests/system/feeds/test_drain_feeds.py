@@ -12,8 +12,8 @@ from kvstate.feeds.feed_sources import DrainSource
 from kvstate.feeds.trtllm_transport import drain_transports
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Prompt, Tokens
-from simulator.server import SimulatedWorker, running
-from simulator.settings import Settings
+from kvtools.simulator.server import SimulatedWorker, running
+from kvtools.simulator.settings import Settings
 from tests.system.feeds.watch import Row
 from tests.waiting import WAIT_SECONDS, until
 

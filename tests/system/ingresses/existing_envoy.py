@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 import yaml
 
-from simulator.settings import TINY_MODEL, Settings
-from simulator.worker import SimulatedWorker
+from kvtools.simulator.settings import TINY_MODEL, Settings
+from kvtools.simulator.worker import SimulatedWorker
 from tests.ports import free_port
 from tests.system.configuration import ENVOY_WAITS, patient
 from tests.system.envoy_process import running_envoy

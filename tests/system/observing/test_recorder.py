@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from extproc.commands.whatif import command
-from tests.extproc.commands.whatif.here import Here
+from kvtools.whatif import command
+from tests.kvtools.whatif.here import Here
 from tests.ports import free_ports_apart
 from tests.system.processes.test_processes import pids
 from tests.system.system import System, chat, long_text, running

@@ -23,16 +23,16 @@ import zmq
 import zmq.asyncio
 
 from extproc.base.fault import KINDS
-from extproc.commands import top
-from extproc.commands.doctor.doctor import examine
-from extproc.commands.doctor.findings import Severity
 from extproc.commands.health import fault_of, faults_at
 from extproc.config.reader import load
 from extproc.config.schema import Config
 from extproc.envoy.envoy_config import render
+from kvtools import top
+from kvtools.doctor.doctor import examine
+from kvtools.doctor.findings import Severity
 from tests import copies
-from tests.extproc.commands.doctor.fleet import BRIEF
 from tests.extproc.serving.identities import NAME, Identities
+from tests.kvtools.doctor.fleet import BRIEF
 from tests.ports import free_port
 from tests.system.system import System, chat, long_text, running
 from tests.waiting import until

@@ -18,9 +18,9 @@ from kvstate.feeds.trtllm_transport import drain_transports
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Prompt, Tokens
-from simulator.dialects import DIALECTS
-from simulator.server import SimulatedWorker, running
-from simulator.settings import Settings
+from kvtools.simulator.dialects import DIALECTS
+from kvtools.simulator.server import SimulatedWorker, running
+from kvtools.simulator.settings import Settings
 from tests.waiting import until
 
 BLOCK_SIZE = 8

@@ -1,6 +1,6 @@
 """A worker that pulls a part of a prompt from another one that holds more, behind a real Envoy."""
 
-from simulator.worker import SimulatedWorker
+from kvtools.simulator.worker import SimulatedWorker
 from tests.system.disaggregation.test_disaggregation import queried
 from tests.system.system import System, chat, long_text, running
 

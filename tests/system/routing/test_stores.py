@@ -11,7 +11,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from simulator.worker import SimulatedWorker
+from kvtools.simulator.worker import SimulatedWorker
 from tests.kvstate.zmq_publisher import Publisher
 from tests.ports import free_port
 from tests.system.system import System, chat, long_text, running

@@ -15,9 +15,9 @@ import yaml
 from extproc.config.reader import load
 from extproc.envoy.endpoint_files import Lane, assignment, path_of
 from extproc.envoy.envoy_config import render
-from simulator.server import running as running_worker
-from simulator.settings import TINY_MODEL, Settings
-from simulator.worker import SimulatedWorker
+from kvtools.simulator.server import running as running_worker
+from kvtools.simulator.settings import TINY_MODEL, Settings
+from kvtools.simulator.worker import SimulatedWorker
 from tests.system.configuration import configuration, patient
 from tests.system.envoy_process import running_envoy
 from tests.system.system import System, chat, long_text

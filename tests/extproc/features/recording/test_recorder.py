@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.commands.whatif.traces import Trace
 from extproc.config.sections import RecorderSettings as Settings
 from extproc.features.recording.recorder import (
     MAX_OLDER,
@@ -34,6 +33,7 @@ from extproc.requests.tenant_salt import Tenant
 from extproc.routing.decision import Decision, Verdict
 from extproc.routing.savings.belonging import Belonging
 from kvstate.overlap import Prompt
+from kvtools.whatif.traces import Trace
 from tests.extproc.admin.decisions import decided
 from tests.waiting import blocked_until
 

@@ -17,7 +17,7 @@ from extproc.requests.prompt import CONVERSATION, INLINE_SYSTEM
 from kvstate.events import Batch, Body
 from kvstate.overlap import Overlap, Prompt, Tokens
 from kvstate.reuse import NO_RULES, ReuseRules
-from simulator.settings import TINY_MODEL
+from kvtools.simulator.settings import TINY_MODEL
 from tests.extproc.fleet.fleets import EVENTS, until_live, workers
 from tests.kvstate.test_hybrid_recordings import EAGLE, GEMMA, QWEN, records
 from tests.memory_transport import MemoryTransport

@@ -8,8 +8,8 @@ from extproc.base.engine import PYTHON, RUST, SGLANG, TRTLLM, VLLM, Engine, Rele
 from extproc.fleet.asking.polling import Client
 from extproc.fleet.identity.front_ends import FrontEndSilentError, front_end_of, names_rust
 from extproc.fleet.identity.identifying import ask_engine
-from simulator.server import running
-from simulator.settings import Settings
+from kvtools.simulator.server import running
+from kvtools.simulator.settings import Settings
 from tests.extproc.fleet.answering import Raw, Status, worker
 from tests.extproc.fleet.identity.test_identifying import followed
 from tests.waiting import until

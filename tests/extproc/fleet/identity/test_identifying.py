@@ -18,8 +18,8 @@ from extproc.fleet.records.worker import Worker as Record
 from extproc.fleet.workers import Workers
 from extproc.routing.health.evidence import Judge
 from kvstate.fleet import FollowedWorkers
-from simulator.server import running
-from simulator.settings import Settings
+from kvtools.simulator.server import running
+from kvtools.simulator.settings import Settings
 from tests.extproc.fleet.answering import Raw, worker
 from tests.waiting import until
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from extproc.base.engine import PYTHON, RUST
 from extproc.requests.prompt import CONVERSATION, FRONT_END, TOOLS
-from simulator.server import running as simulated
-from simulator.settings import TINY_MODEL, Settings
+from kvtools.simulator.server import running as simulated
+from kvtools.simulator.settings import TINY_MODEL, Settings
 from tests.extproc.fleet.proof.test_verifying import Before
 from tests.waiting import until
 

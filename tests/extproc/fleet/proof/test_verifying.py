@@ -44,8 +44,8 @@ from extproc.tokenizing.tokens import Tokenizer
 from kvstate.feeds.feed import FeedState
 from kvstate.fleet import FollowedWorkers
 from kvstate.following.worker_feeds import WorkerFeeds
-from simulator.server import running as simulated
-from simulator.settings import TINY_MODEL, Settings
+from kvtools.simulator.server import running as simulated
+from kvtools.simulator.settings import TINY_MODEL, Settings
 from tests.extproc.template_shapes import QWEN_TOOLS
 from tests.faults import said
 from tests.ports import free_port

@@ -1,0 +1,1 @@
+"""`kvsteer envoy --patch`: adds KVSteer to an envoy.yaml that somebody wrote."""

@@ -1,0 +1,208 @@
+"""Presents the results of played requests: a table, how many workers can be spared, and a plot."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from kvtools.whatif.engines import Result
+from kvtools.whatif.traces import RecordedRequest
+
+_COLORS = (
+    "#d62728",
+    "#1f77b4",
+    "#2ca02c",
+    "#9467bd",
+    "#8c564b",
+    "#7f7f7f",
+    "#17becf",
+    "#bcbd22",
+    "#e377c2",
+)
+_A_LINE = 6  # names in each line above the plot
+_LEFT, _WIDTH, _LINE, _TOP = 250, 640, 24, 60
+_NAME_LINE = 18
+
+
+# Results of each policy, one for each seed.
+Results = Mapping[str, Sequence[Result]]
+
+
+class MeasuredResults(NamedTuple):
+    """What was measured when the requests were recorded; None for what is unknown.
+
+    requests: how many have measurements. p50, p90, p99: time to the first token, in seconds.
+    """
+
+    requests: int
+    hit_rate: float | None
+    p50: float | None
+    p90: float | None
+    p99: float | None
+
+
+def measured_of(recorded: Sequence[RecordedRequest]) -> MeasuredResults | None:
+    """Returns what was measured, without figures that fewer than half of the lines have.
+
+    Returns None if no figure is left.
+    """
+    cached = [one for one in recorded if one.cached_tokens is not None]
+    times = sorted(
+        one.first_token_seconds for one in recorded if one.first_token_seconds is not None
+    )
+    enough = len(recorded) / 2
+    if max(len(cached), len(times)) < enough:
+        return None
+    share = None
+    if len(cached) >= enough:
+        share = sum(one.cached_tokens or 0 for one in cached) / sum(one.tokens for one in cached)
+    if len(times) < enough:
+        return MeasuredResults(len(cached), share, None, None, None)
+    at = [times[min(len(times) - 1, int(part * len(times)))] for part in (0.5, 0.9, 0.99)]
+    return MeasuredResults(max(len(cached), len(times)), share, *at)
+
+
+def mean(results: Sequence[Result]) -> Result:
+    """Returns the mean of each figure over the seeds."""
+    return Result(*map(fmean, zip(*results, strict=True)))
+
+
+def p90_of(results: Sequence[Result]) -> float:
+    """Returns the mean TTFT p90, in seconds."""
+    return mean(results).p90
+
+
+def table(results: Results, measured: MeasuredResults | None = None) -> str:
+    """Returns a table with a line for each policy; times are to the first token."""
+    lines = [f"{'':22}  hit share   p50 s   p90 s   p99 s   requests/s"]
+    for name, each in results.items():
+        one = mean(each)
+        times = f"{one.p50:8.3f}{one.p90:8.3f}{one.p99:8.3f}"
+        lines.append(f"{name:22}{one.hit_rate:10.1%} {times}{one.throughput:13.2f}")
+    if measured is not None:
+        share = "-" if measured.hit_rate is None else f"{measured.hit_rate:.1%}"
+        times = "".join(
+            f"{'-':>8}" if one is None else f"{one:8.3f}"
+            for one in (measured.p50, measured.p90, measured.p99)
+        )
+        lines.append(f"{'as recorded':22}{share:>10} {times}{'-':>13}")
+    return "\n".join(lines)
+
+
+def as_json(results: Results) -> dict[str, dict[str, float]]:
+    """Returns the means of each policy by name."""
+    return {name: mean(each)._asdict() for name, each in results.items()}
+
+
+class Saving(NamedTuple):
+    """How few workers reach the same TTFT p90.
+
+    policy, workers, p90: the policy to compare with, its workers, and its TTFT p90 in seconds.
+    ours: the policy with fewer workers. least: how many it needs; None if even as many do not
+    suffice.
+    """
+
+    ours: str
+    policy: str
+    workers: int
+    p90: float
+    least: int | None
+
+    def __str__(self) -> str:
+        goal = f"the TTFT p90 of {self.policy} with {self.workers} ({self.p90:.3g} s)"
+        if self.least is None:
+            return f"No worker fewer: {self.ours} with {self.workers} workers misses {goal}."
+        fewer = self.workers - self.least
+        if not fewer:
+            return f"No worker fewer: {self.ours} needs all {self.workers} for {goal}."
+        workers = "worker" if fewer == 1 else "workers"
+        return f"{fewer} {workers} fewer: {self.ours} with {self.least} keeps {goal}."
+
+
+class IsolationCost(NamedTuple):
+    """What it costs if only requests of one tenant share blocks.
+
+    policy: the one that was played. tenants: how many the trace names. shared, apart: its results
+    with blocks that all share, and with tenants apart.
+    """
+
+    policy: str
+    tenants: int
+    shared: Result
+    apart: Result
+
+    def __str__(self) -> str:
+        if not self.tenants:
+            return "No line names a `tenant` or `user`: what isolation costs is not known."
+        shares = f"{self.apart.hit_rate:.1%} instead of {self.shared.hit_rate:.1%}"
+        times = f"{self.apart.p90:.3g} s instead of {self.shared.p90:.3g} s"
+        return (
+            f"With {self.tenants} tenants apart, {self.policy} has a hit share of {shares}, and a"
+            f" TTFT p90 of {times}."
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the figures, and the sentence."""
+        results = {"shared": self.shared._asdict(), "apart": self.apart._asdict()}
+        return {**self._asdict(), **results, "sentence": str(self)}
+
+
+def least_workers(most: int, suffices: Callable[[int], bool]) -> int | None:
+    """Returns the smallest number of workers that suffices, found by bisection; None if none does.
+
+    suffices: returns whether a number does; more workers are assumed to be no worse.
+    """
+    if not suffices(most):
+        return None
+    low, high = 0, most  # low does not suffice, high does
+    while high - low > 1:
+        middle = (low + high) // 2
+        if suffices(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def svg(cells: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> str:
+    """Returns a plot: a line for each cell, a dot for each policy, in seconds (log scale)."""
+    values = [policies[name] for policies in cells.values() for name in names]
+    low = math.floor(math.log10(min(values)))
+    high = max(low + 1, math.ceil(math.log10(max(values))))
+
+    def x(value: float) -> float:
+        return _LEFT + _WIDTH * (math.log10(value) - low) / (high - low)
+
+    top = _TOP + _NAME_LINE * ((len(names) - 1) // _A_LINE)
+    height = top + _LINE * len(cells) + 20
+    head = (
+        '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="12"'
+        f' width="{_LEFT + _WIDTH + 30}" height="{height}">'
+    )
+    parts = [
+        head,
+        '<rect width="100%" height="100%" fill="white"/>',
+    ]
+    for number, name in enumerate(names):
+        at, line = 20 + number % _A_LINE * 130, 16 + number // _A_LINE * _NAME_LINE
+        parts.append(f'<circle cx="{at}" cy="{line}" r="5" fill="{_COLORS[number]}"/>')
+        parts.append(f'<text x="{at + 9}" y="{line + 4}">{name}</text>')
+    for power in range(low, high + 1):
+        tick = x(10.0**power)
+        parts.append(
+            f'<line x1="{tick:.1f}" x2="{tick:.1f}" y1="{top - 10}" y2="{height - 15}"'
+            ' stroke="#ddd"/>'
+        )
+        parts.append(
+            f'<text x="{tick:.1f}" y="{top - 14}" text-anchor="middle">{10.0**power:g} s</text>'
+        )
+    for number, (cell, policies) in enumerate(cells.items()):
+        y = top + _LINE * number + 10
+        parts.append(f'<text x="{_LEFT - 10}" y="{y + 4}" text-anchor="end">{cell}</text>')
+        # the default last, so that it lies on top
+        for color, name in reversed(list(zip(_COLORS, names, strict=False))):
+            parts.append(
+                f'<circle cx="{x(policies[name]):.1f}" cy="{y}" r="5" fill="{color}"'
+                ' fill-opacity="0.8"/>'
+            )
+    return "\n".join([*parts, "</svg>", ""])
