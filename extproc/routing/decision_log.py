@@ -17,7 +17,8 @@ class DecisionLog:
     """Logs a sample of the decisions as POST /explain shows them, without any prompt text.
 
     percent: the percentage of decisions to log, at random. chance: returns a random number from 0
-    to below 1. state: returns the state of a worker's feeds, by its name. is_on: whether any is logged.
+    to below 1. state: returns the state of a worker's feeds, by its name. is_on: whether any
+    decision is logged.
     """
 
     def __init__(
