@@ -29,7 +29,7 @@ BESIDES = (
     "tests/kvtools/envoy/test_envoy_patch.py",
     "tests/extproc/requests/test_reserved_grpc_fields.py",
     "tests/extproc/serving/test_tenants.py",
-    "tests/extproc/serving/test_classes.py",
+    "tests/extproc/features/classes/test_classes.py",
     "tests/extproc/serving/test_conformance.py",
     "tests/extproc/proof/test_trust.py",
     "tests/kvstate/feeds/test_allowance.py",

@@ -50,6 +50,8 @@ CORE = {
     "extproc.config.fleet_rules",
     "extproc.config.feature_doubts",
     "extproc.config.feed_kinds",
+    "extproc.features.feature",
+    "extproc.features.hooks",
     "extproc.features.fetching.offers",
     "extproc.features.fetching.pulling",
     "extproc.features.fetching.stores",

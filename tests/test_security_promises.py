@@ -235,11 +235,11 @@ PROMISES = {
         "system/observing/test_recorder.py::test_recorder_writes_requests_without_their_prompts"
     ),
     "inherit it in their environment": (
-        "extproc/observing/test_recorder.py"
+        "extproc/features/recording/test_recorder.py"
         "::test_drawn_secret_is_shared_by_processes_of_one_parent_only"
     ),
     "kept at most `recorder.hours`": (
-        "extproc/observing/test_recorder.py::test_recording_of_an_earlier_run_ends_with_its_hours"
+        "extproc/features/recording/test_recorder.py::test_recording_of_an_earlier_run_ends_with_its_hours"
     ),
     "may get, list and watch pods": (
         "deploy/test_manifests.py::test_role_of_the_router_grants_only_reading_of_what_it_discovers"
