@@ -66,7 +66,8 @@ class Observations(Feature):
         """Counts what an engine reported that it found in its cache."""
         if outcome is None or not outcome.worker or outcome.reported.cached_tokens is None:
             return
-        tokens = outcome.reported.prompt_tokens or outcome.prompt_tokens
+        # our own count first: releases disagree on whether the parts of /v1/messages overlap
+        tokens = outcome.prompt_tokens or outcome.reported.prompt_tokens or 0
         step = self._step_of(outcome.worker)
         step.answered_tokens += tokens
         step.reported_tokens += min(outcome.reported.cached_tokens, tokens)

@@ -99,14 +99,20 @@ def test_served_answer_is_noted_with_its_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("usage", "answered", "reported"),
-    [(Usage(64, 48), 64, 48), (Usage(None, 48), 32, 32), (Usage(64, None), 0, 0)],
+    ("known", "usage", "answered", "reported"),
+    [
+        (32, Usage(64, 24), 32, 24),
+        (32, Usage(64, 48), 32, 32),
+        (0, Usage(64, 48), 64, 48),
+        (0, Usage(None, 48), 0, 0),
+        (32, Usage(64, None), 0, 0),
+    ],
 )
 def test_sample_counts_the_tokens_that_engines_reported_as_cached(
-    usage: Usage, answered: int, reported: int
+    known: int, usage: Usage, answered: int, reported: int
 ) -> None:
     observations = Observations(Clock())
-    outcome = Outcome("m", "a:1", False, 200, 0.1, 32, 16, usage, is_comparable=True)
+    outcome = Outcome("m", "a:1", False, 200, 0.1, known, 16, usage, is_comparable=True)
     for one in (outcome, outcome._replace(worker=""), None):
         observations.note_end(decided(HELD), one, is_booked=True, is_sent=True)
     observations.sample(5.0, {"a:1": (0, 0)})
