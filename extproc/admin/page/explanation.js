@@ -120,7 +120,7 @@ export function sentence(decision, subject) {
   const where = make("p", { class: "verdict" }, `${subject} `, strong(first.name), " because ");
   where.append(because(decision, first), others(decision, first), computing(decision), pulling(decision), loading(decision), seen(decision));
   if (decision.steered === false) where.append(" It is not steered, so the proxy chooses.");
-  if (decision.served && decision.served === first.endpoint) where.append(` ${first.name} answered the request.`);
+  if (decision.served && decision.served === first.endpoint) where.append(" The picked worker answered.");
   else if (decision.served) where.append(decision.steered === false ? " " : " But ", strong(named(decision.served)), " answered the request.");
   return where;
 }

@@ -91,8 +91,8 @@ function outcome({ predictions }) {
   if (!predictions?.requests) return null;
   const { requests, predicted_tokens: predicted, reported_tokens: reported } = predictions;
   const causes = Object.entries(predictions.causes).map(([cause, times]) => `${cause.replaceAll("_", " ")} ${count(times)}`);
-  const wrong = causes.length ? `; requests where these differ, by cause: ${causes.join(", ")}` : "";
-  return make("small", { class: "outcome", title: "Cached tokens that the router predicted, and those that the engine's answers reported." }, `${plural(predicted, "cached token")} predicted, ${count(reported)} reported by the engine, in ${plural(requests, "request")}${wrong}`);
+  const wrong = causes.length ? `; these differ by: ${causes.join(", ")}` : "";
+  return make("small", { class: "outcome", title: "Cached tokens that the router predicted, and those that the engine's answers reported." }, `${plural(predicted, "cached token")} predicted, ${count(reported)} reported in ${plural(requests, "request")}${wrong}`);
 }
 
 const BARS = 30; // half a minute each, for the last 15 minutes
@@ -140,9 +140,8 @@ function spark(series) {
 
 function speed(worker) {
   const { tokens_per_second: own, used_tokens_per_second: used, confidence } = worker.speed;
-  const differs = Math.abs(own - used) >= 0.01 * used;
-  const words = `prompt speed ${count(own)} tokens/s${differs ? `; costs use ${count(used)}` : ""}`;
-  return confidence ? make("small", { title: TITLES.speed }, words) : null;
+  const title = `${TITLES.speed} Now they use ${count(used)} tokens/s.`;
+  return confidence ? make("small", { class: "unbroken", title }, `${count(own)} prompt tokens/s`) : null;
 }
 
 const TITLES = {
@@ -165,7 +164,7 @@ function row(worker, series) {
       make("small", {}, reasons(worker)), advised ? make("small", { class: "advice" }, advised) : null),
     cell("Cache", { wide: true, title: TITLES.blocks }, ...tiers(worker).filter(Boolean)),
     cell("Requests in flight", { number: true, title: TITLES.flying }, count(worker.in_flight), speed(worker)),
-    cell("Held for certain at the pick, 15 minutes", { wide: true, title: TITLES.rate }, ...spark(series), outcome(worker), reuse(worker)),
+    cell("Certain hit rate, 15 minutes", { wide: true, title: TITLES.rate }, ...spark(series), outcome(worker), reuse(worker)),
   ];
 }
 
@@ -199,7 +198,7 @@ function tellGain(fleet) {
   show(find("gain-certain"), prompts ? percent(held, prompts) : "–");
   show(find("gain-saved"), prompts ? plural(Math.max(0, saved), "token") : "–");
   show(find("gain-words"), !prompts ? "Of the last 15 minutes. No prompts yet."
-    : `Of the last 15 minutes, in ${plural(prompts, "prompt token")}. ${answered ? "" : "What engines find is read from their answers with accounting.responses: usage. "}Estimate: with the caches as they are, round robin would have found ${percent(average, prompts)} cached. To measure it, steer a part of the requests (steering.percent) and read the report.`);
+    : `Of the last 15 minutes, in ${plural(prompts, "prompt token")}. Round robin would have found about ${percent(average, prompts)}.`);
 }
 
 function redraw(place, key, cells) {
