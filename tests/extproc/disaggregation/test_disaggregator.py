@@ -2,6 +2,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from random import Random
 
+import pytest
 from msgspec.structs import replace
 
 from extproc.config.schema import Config, Model
@@ -112,6 +113,17 @@ def test_disclaim_leaves_no_claim_on_the_prefill_worker() -> None:
     ticket = one.book(made, 0.0)
     one.legs.disclaim(ticket)
     assert set(decided(one.ledger).basis.claims) == {"a"}
+
+
+def test_prefill_leg_that_cannot_be_booked_leaves_no_load_and_no_claim() -> None:
+    one, made = of_legs()
+    assert made.prefill is not None
+    nowhere = replace(made.prefill, pick=())
+    assert made.split is not None
+    with pytest.raises(IndexError):
+        one.legs.book(replace(made, split=replace(made.split, prefill=nowhere)), 0.0)
+    assert (one.loads.in_flight("a:1"), one.loads.in_flight("c:1")) == (8, 0)
+    assert not decided(one.ledger).basis.claims
 
 
 def test_decision_without_an_endpoint_books_no_leg() -> None:
