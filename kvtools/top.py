@@ -64,8 +64,8 @@ WORKER   as configured; where there is room, its address stands behind the name
 FEED     live: nothing is missing; in any other state (connecting, replaying,
          degraded, stale) some of what the worker holds is uncertain
 BLOCKS   cached blocks that KVSteer knows of; RUN: requests in flight
-tok/s    how fast it computes prompts, as learned, and how sure that is; until
-         it is sure, costs use a speed between its own and the fleet's
+tok/s    prompt tokens that it computes in a second, as learned; until enough
+         prompts were seen, costs use a speed between its own and the fleet's
 HIT      of the prompt tokens sent there in 15 minutes, the share that the
          worker certainly held
 
@@ -354,8 +354,7 @@ def _speed(speed: Speed) -> str:
     if not speed.confidence:
         return ""
     own, used = speed.tokens_per_second, speed.used_tokens_per_second
-    words = f"{own} tok/s, {speed.confidence:.0%} sure"
-    return words if used == own else f"{words}; costs use {used}"
+    return f"{own} tok/s" if used == own else f"{own} tok/s; costs use {used} tok/s"
 
 
 def _decisions(decisions: Sequence[Decision], columns: int, layout: Layout) -> list[str]:
