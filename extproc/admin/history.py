@@ -28,7 +28,8 @@ class Figures(NamedTuple):
     prompt_tokens: int
     predicted_tokens: int
     average_tokens: int = 0
-    # Of the prompts that it answered and whose cached tokens its engine reported: all, and these.
+    # Of the steered prompts that it answered and whose cached tokens its engine reported: all, and
+    # these.
     answered_tokens: int = 0
     reported_tokens: int = 0
 

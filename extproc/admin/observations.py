@@ -63,8 +63,10 @@ class Observations(Feature):
     def note_end(
         self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_sent: bool
     ) -> None:
-        """Counts what an engine reported that it found in its cache."""
-        if outcome is None or not outcome.worker or outcome.reported.cached_tokens is None:
+        """Counts what an engine reported that it found in its cache for a steered request."""
+        if outcome is None or not (outcome.is_steered and outcome.worker):
+            return
+        if outcome.reported.cached_tokens is None:
             return
         # our own count first: releases disagree on whether the parts of /v1/messages overlap
         tokens = outcome.prompt_tokens or outcome.reported.prompt_tokens or 0

@@ -113,7 +113,7 @@ def test_sample_counts_the_tokens_that_engines_reported_as_cached(
 ) -> None:
     observations = Observations(Clock())
     outcome = Outcome("m", "a:1", False, 200, 0.1, known, 16, usage, is_comparable=True)
-    for one in (outcome, outcome._replace(worker=""), None):
+    for one in (outcome, outcome._replace(worker=""), outcome._replace(is_steered=False), None):
         observations.note_end(decided(HELD), one, is_booked=True, is_sent=True)
     observations.sample(5.0, {"a:1": (0, 0)})
     series = observations.history.series("a:1")
