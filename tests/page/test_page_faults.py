@@ -260,7 +260,7 @@ def test_reported_tokens_are_shown_beside_the_prediction(browser: Browser) -> No
         browser.open(f"{served.it.url}/")
         (text,) = browser.texts("#workers .outcome")
         assert text.startswith("48 cached tokens predicted, 32 reported in 1 request")
-        assert text.endswith("these differ by: evicted 1")
+        assert text.endswith("; differences: evicted 1")
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,8 @@ function outcome({ predictions }) {
   if (!predictions?.requests) return null;
   const { requests, predicted_tokens: predicted, reported_tokens: reported } = predictions;
   const causes = Object.entries(predictions.causes).map(([cause, times]) => `${cause.replaceAll("_", " ")} ${count(times)}`);
-  const wrong = causes.length ? `; these differ by: ${causes.join(", ")}` : "";
-  return make("small", { class: "outcome", title: "Cached tokens that the router predicted, and those that the engine's answers reported." }, `${plural(predicted, "cached token")} predicted, ${count(reported)} reported in ${plural(requests, "request")}${wrong}`);
+  const wrong = causes.length ? `; differences: ${causes.join(", ")}` : "";
+  return make("small", { class: "outcome", title: "Cached tokens that the router predicted, and those that the engine's answers reported. Differences: requests in which the two differ, by cause." }, `${plural(predicted, "cached token")} predicted, ${count(reported)} reported in ${plural(requests, "request")}${wrong}`);
 }
 
 const BARS = 30; // half a minute each, for the last 15 minutes
