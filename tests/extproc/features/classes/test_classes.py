@@ -105,6 +105,21 @@ async def test_streamed_body_stays_and_the_header_is_set(closing: list[Service])
     exchange.close()
 
 
+@pytest.mark.parametrize(("other", "priority"), [(OLDER, 10), (SGLANG, None)])
+async def test_unsteered_request_gets_a_priority_only_among_engines_of_one_kind(
+    other: str, priority: int | None, closing: list[Service]
+) -> None:
+    workers = (
+        f"{{endpoint: '10.0.0.1:1', engine: {OLDER}}}, {{endpoint: '10.0.0.2:1', engine: {other}}}"
+    )
+    one = of(f"models: [{{name: m}}]\nworkers: [{workers}]\nsteering: {{percent: 0}}\n{RULES}")
+    closing.append(one)
+    exchange, answer = await opened(one, "batch")
+    sent = json.loads(answer.request_body.response.body_mutation.body)
+    assert sent.get("priority") == priority
+    exchange.close()
+
+
 BARE = b'{"priority": -1000, "model": "m", "prompt": [1]}'
 MANY = b'{%b"model": "m"}' % (b'"priority": -1000,' * 65)
 
