@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from extproc.config.reader import parse
+from extproc.fleet.asking.surroundings import Surroundings
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.proof.state import PROMPTS_NOT_STORED, Comparison, GoldenVerdict
@@ -57,12 +58,28 @@ workers: [{FEEDS}]
 """
 
 
+class SteadyClock:
+    """A clock that goes on by as much for each look at it, however busy the machine is."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        self._now += 0.0001
+        return self._now
+
+
 @pytest.fixture
 async def router() -> AsyncIterator[Router]:
     config = parse(CONFIG, "c")
     tokenizer = Tokenizer.load(config.models[0])
     assert tokenizer is not None
-    workers = Workers(config, FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
+    workers = Workers(
+        config,
+        FollowedWorkers(12345678, lambda: 0.0),
+        lambda _: [],
+        surroundings=Surroundings(monotonic=SteadyClock()),
+    )
     await workers.start()
     one = Router(config, workers, {"tiny": tokenizer}, Metrics(workers.states), Random(0))
     yield one
