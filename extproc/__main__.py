@@ -117,15 +117,22 @@ def _misuse(given: Sequence[str]) -> str | None:
 
 def _missing_tool(given: Sequence[str]) -> str | None:
     """Returns what to say if the command needs a tool that is not installed; None if not."""
-    patches = given[0] == "envoy" and any(word.startswith("--pa") for word in given)
-    tool = ENVOY_PATCH if patches else given[0] if given[0] in TOOLS else None
+    tool, used = _tool_of(given[0]), given[0]
+    if tool == ENVOY_PATCH:
+        used = "envoy --patch"
+        tool = tool if any(word.startswith("--pa") for word in given) else None
     if tool is None:
         return None
     from extproc.commands.tools import installed_tools, missing
 
-    if tool in installed_tools():
-        return None
-    return missing("envoy --patch" if patches else tool)
+    return None if tool in installed_tools() else missing(used)
+
+
+def _tool_of(command: str) -> str | None:
+    """Returns the tool that brings a command or adds to it, None if there is none."""
+    if command == "envoy":
+        return ENVOY_PATCH
+    return command if command in TOOLS else None
 
 
 def _list_of_commands() -> str:
@@ -186,8 +193,9 @@ def make_parser(command: str | None) -> argparse.ArgumentParser:
     _add_configured(made)
     _add_explain(made["explain"])
     _add_health(made["health"])
-    for name, tool in (*((name, name) for name in sorted(TOOLS)), ("envoy", ENVOY_PATCH)):
-        if command in (name, None):
+    for name in made if command is None else made.keys() & {command}:
+        tool = _tool_of(name)
+        if tool is not None:
             _add_tool(made[name], tool)
     return parser
 
