@@ -1,6 +1,7 @@
-"""What commands read of the JSON of a router's admin server, typed (docs/admin.md has all of it).
+"""What commands read of the JSON of a router's admin server, typed.
 
-Fields that are not named here are ignored, so that a router of a later version can be shown.
+docs/internals/admin-api.md has all of it. Fields that are not named here are ignored, so that a
+router of a later version can be shown.
 """
 
 import msgspec
