@@ -122,9 +122,11 @@ class PlacedRequest(msgspec.Struct, eq=False):
         """
         router, ticket = self.service.router, self.ticket
         if ticket is not None:
-            if not is_sent:  # no worker computes its prompt
-                router.note_answer_elsewhere(ticket, "", "")
-            router.release(ticket)
+            try:
+                if not is_sent:
+                    router.withdraw(ticket)
+            finally:
+                router.release(ticket)
         if self.awaits_server and self.decision.is_steered:
             router.deliveries.note_unreported(self.decision.model)
         outcome = None

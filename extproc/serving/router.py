@@ -356,12 +356,17 @@ class Router:
 
         worker: "" if the endpoint is no known worker's; then the load is removed.
         """
+        if not worker:
+            self.withdraw(ticket)
+            return
         self._drop_watch(ticket)  # the picked worker's events say nothing about this request
-        if worker:
-            self.ledger.move(ticket, worker, endpoint, self._monotonic())
-        else:
-            self._disaggregator.disclaim(ticket)
-            self.ledger.lose(ticket, self._monotonic())
+        self.ledger.move(ticket, worker, endpoint, self._monotonic())
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """Ends the load of a request that no known worker computes, and withdraws its claims."""
+        self._drop_watch(ticket)
+        self._disaggregator.disclaim(ticket)
+        self.ledger.lose(ticket, self._monotonic())
 
     def _drop_watch(self, ticket: Ticket) -> None:
         """Gives up comparing what the picked worker stores with a request."""
