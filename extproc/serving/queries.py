@@ -470,9 +470,11 @@ class Queries:
         )
 
     def _unread_of(self, body: bytes) -> Query:
-        """Returns the query for a body of which only the model is read."""
-        model, lora = self._models.find(model_of(body)) or (None, None)
-        return Query(model, lora=lora)
+        """Returns the query for a body of which only the model is read, if that can be."""
+        with suppress(Exception):  # it may be what failed before
+            served = self._models.find(model_of(body))
+            return Query(None) if served is None else Query(served.model, lora=served.lora)
+        return Query(None)
 
 
 def broken(query: Query, error: Exception) -> Query:

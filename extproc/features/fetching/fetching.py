@@ -90,8 +90,9 @@ class Fetching(Feature):
         """Notes how much of what its store offered a worker loaded."""
         if outcome is None:
             return
-        fetch, loaded, now = outcome.fetch, outcome.loaded_tokens, self._workers.monotonic()
+        fetch, loaded = outcome.fetch, outcome.loaded_tokens
         if fetch is not None and loaded is not None:
+            now = self._workers.monotonic()
             self._candidates.note_loaded(outcome.worker, fetch.tokens, loaded, now)
 
     def collectors(self) -> Iterable[Collector]:

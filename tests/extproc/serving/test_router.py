@@ -12,6 +12,7 @@ from extproc.observing.metrics import Metrics
 from extproc.requests.costly_json import INLINE_BYTES
 from extproc.requests.prompt import Prompt
 from extproc.requests.request import Head, RoutingRequest
+from extproc.serving import queries
 from extproc.serving.router import Router
 from extproc.tokenizing.tokens import StartedPrompt, Tokenizer
 from kvstate.fleet import FollowedWorkers
@@ -166,6 +167,15 @@ async def test_route_places_a_request_despite_an_internal_fault_and_logs_no_text
     assert "decision failed with KeyError" in caplog.text
     assert "in start" in caplog.text
     assert "secret" not in caplog.text
+
+
+async def test_request_is_placed_even_if_its_model_cannot_be_read_after_a_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queries, "model_of", fail)
+    async with routing(tokenizers=Quoting) as router:
+        decision, ticket = await router.route(chat())
+        assert (decision.reason, ticket is not None) == ("internal_error", True)
 
 
 class Uncountable(Metrics):
