@@ -80,7 +80,7 @@ class GrpcPublisher:
         await context.send_initial_metadata(())
         stream, position = self._streams, 0
         while stream == self._streams:
-            while position < len(self.history):
+            while stream == self._streams and position < len(self.history):
                 message = self.history[position]
                 position += 1
                 if isinstance(message, bytes):
