@@ -84,6 +84,8 @@ class Request:
     worker: int = -1
     # Whether it comes from our routers, not from other senders.
     is_own: bool = True
+    # What its client names its conversation, "" if nothing.
+    session: str = ""
     # The engine that computes the prompt for the one that answers, -1 if the latter does so itself.
     prefill: int = -1
     # The request whose prompt this one computes for another engine.

@@ -1,7 +1,7 @@
 """Routers in front of engines in simulated time, with the real decisions and accounting.
 
-Routers that share exchange real messages. None is lost, and each takes a millisecond. Envoy's own
-policies are also here, for comparison.
+Routers that share exchange real messages. None is lost, and each takes a millisecond. Envoy alone,
+with one of its own policies, is also here, for comparison.
 """
 
 import heapq
@@ -46,13 +46,15 @@ from kvtools.whatif.engines import (
     Result,
     result_of,
 )
+from kvtools.whatif.envoy_policies import (
+    BY_SESSION,
+    WITHOUT_SESSIONS,
+    Balancer,
+    balancer_of,
+)
 
-# Envoy's own policies, with its defaults. The first takes the one of two random workers that has
-# fewer requests.
-ENVOY_LEAST_REQUEST, ENVOY_ROUND_ROBIN = "Envoy least_request", "Envoy round_robin"
-ENVOY = (ENVOY_LEAST_REQUEST, ENVOY_ROUND_ROBIN)
-
-ENVOY_CHOICES = 2
+# Envoy's own policies that whatever request can be placed by.
+ENVOY = WITHOUT_SESSIONS
 
 # Requests between two reports of progress.
 NOTIFY_EVERY = 64
@@ -102,7 +104,7 @@ class Contestant(NamedTuple):
 
     # The name by which it is shown.
     name: str
-    # The router's policy, or one of `ENVOY`.
+    # The router's policy, or one of Envoy's own.
     policy: str
     # The settings of its policy.
     rules: Policy = Policy()
@@ -236,6 +238,7 @@ class Arrivals(NamedTuple):
                 one.answer_tokens,
                 one.answer_blocks,
                 is_own=one.is_own,
+                session=one.session,
             )
             for one in self.requests
         ]
@@ -620,29 +623,75 @@ class _Routers:
             self._by_number.pop(id(request)).over(request, now)
 
 
-class _Envoy:
-    """Envoy alone, with one of its own policies."""
+class _OneEnvoy:
+    """One Envoy without a router. active: its requests under way, by engine."""
 
-    def __init__(self, stage: Stage, policy: str, given: Arrivals, seed: int) -> None:
-        self.fleet = stage.fleet()
-        self.requests: Sequence[Request] = given.fresh()
-        self._chance = Random(seed + 5)
-        self._active = [0] * len(stage.speeds)
-        self._turn = self._chance.randrange(len(stage.speeds))
-        self._takes_turns = policy == ENVOY_ROUND_ROBIN
+    def __init__(self, policy: str, addresses: Sequence[str], chance: Random) -> None:
+        self._policy = policy
+        self._addresses = addresses
+        self._chance = chance
+        self._present: Sequence[int] = range(len(addresses))
+        self._balancer = self._made()
+        self.active = [0] * len(addresses)
 
-    def pick(self, _request: Request, _now: float) -> int:
-        count = len(self._active)
-        if self._takes_turns:
-            self._turn = number = (self._turn + 1) % count
-        else:
-            drawn = (self._chance.randrange(count) for _ in range(ENVOY_CHOICES))
-            number = min(drawn, key=self._active.__getitem__)
-        self._active[number] += 1
+    def _made(self) -> Balancer:
+        addresses = [self._addresses[number] for number in self._present]
+        return balancer_of(self._policy, addresses, self._chance)
+
+    def choose(self, session: str, present: Sequence[int], refuses: int) -> int:
+        """Returns the engine for a request, and counts it there.
+
+        present: the engines that count as healthy. refuses: one that refuses connections, -1 if
+        none does; Envoy then tries others, as retries with the predicate `previous_hosts` do.
+        """
+        if present != self._present:
+            self._present = present
+            self._balancer = self._made()
+        active = [self.active[number] for number in present]
+        number, attempt = refuses, 0
+        while attempt == 0 or (number == refuses and len(present) > 1):
+            number = present[self._balancer.choose(session, active, attempt)]
+            attempt += 1
+        self.active[number] += 1
         return number
 
+
+class _Envoy:
+    """Envoy alone, with one of its own policies; each request comes to a random one of several."""
+
+    def __init__(self, stage: Stage, contestant: Contestant, given: Arrivals, seed: int) -> None:
+        self.fleet = stage.fleet()
+        self.requests: Sequence[Request] = given.fresh()
+        self._lost_at, self._joins_at = stage.lost_at, stage.joins_at
+        addresses, chance = _addresses(len(stage.speeds), seed), Random(seed + 5)
+        self.all = [
+            _OneEnvoy(contestant.policy, addresses, chance) for _ in range(contestant.routers)
+        ]
+        self._by_number: dict[int, _OneEnvoy] = {}
+        self._chance = Random(seed + 6)
+        self._strangers = Random(seed + 99)
+
+    def _present(self, now: float) -> Sequence[int]:
+        last = len(self.fleet.engines) - (now < self._joins_at)
+        return range(int(now >= self._lost_at + UNFIT_SECONDS), last)
+
+    def pick(self, request: Request, now: float) -> int:
+        if not request.is_own:
+            return self._strangers.randrange(len(self.fleet.engines))
+        envoy = self._by_number[id(request)] = self._chance.choice(self.all)
+        refuses = int(_LOST) if now >= self._lost_at else -1
+        return envoy.choose(request.session, self._present(now), refuses)
+
     def over(self, request: Request, _now: float) -> None:
-        self._active[request.worker] -= 1
+        if request.is_own:
+            self._by_number.pop(id(request)).active[request.worker] -= 1
+
+
+def _addresses(engines: int, seed: int) -> Sequence[str]:
+    """Returns addresses of engines, on which it depends how evenly a ring divides sessions."""
+    chance = Random(seed + 8)
+    network, hosts = chance.randrange(256), chance.sample(range(1 << 16), engines)
+    return [f"10.{network}.{host >> 8}.{host & 255}:8000" for host in hosts]
 
 
 class Proxy(Protocol):
@@ -663,8 +712,8 @@ class Proxy(Protocol):
 
 def proxy_of(stage: Stage, contestant: Contestant, given: Arrivals, seed: int) -> Proxy:
     """Returns the proxy of a contestant in front of idle engines; seed: of its draws."""
-    if contestant.policy in ENVOY:
-        return _Envoy(stage, contestant.policy, given, seed)
+    if contestant.policy in (*WITHOUT_SESSIONS, *BY_SESSION):
+        return _Envoy(stage, contestant, given, seed)
     return _Routers(stage, contestant, given, seed)
 
 
