@@ -89,7 +89,7 @@ def arrivals(cell: Cell, seed: int) -> Arrivals:
             one.blocks = [~block for block in one.blocks]
             one.answer_blocks = [~block for block in one.answer_blocks]
         requests = sorted([*requests, *others], key=lambda one: one.at)
-    return Arrivals.of(requests)
+    return Arrivals(requests)
 
 
 CELLS = (

@@ -166,7 +166,7 @@ class _Play:
 def play(loop: Loop, contestant: Contestant, seed: int, workers: int = 8) -> LoopResult:
     """Returns what a contestant makes of a loop on so many engines."""
     agents = agents_of(loop, seed)
-    given = Arrivals.of([request for one in agents for request in one.requests])
+    given = Arrivals([request for one in agents for request in one.requests])
     stage = Stage([ModelledSpeed()] * workers, CACHE_TOKENS // BLOCK_TOKENS)
     proxy = proxy_of(stage, contestant, given, seed)
     own = iter(proxy.requests)

@@ -31,7 +31,6 @@ from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.candidates.pins import NO_CHOICE, RankChoice
 from extproc.routing.claims.claim_table import Holdings
-from extproc.routing.claims.marks import Marks
 from extproc.routing.decision import Decision, Split
 from extproc.routing.health.upstreams import Upstreams
 from extproc.routing.inputs.query import Query
@@ -43,10 +42,10 @@ from kvtools.whatif.engines import BLOCK_TOKENS, ModelledFleet, ModelledSpeed, R
 from kvtools.whatif.routers import (
     LOOK_SECONDS,
     MAX_AHEAD,
-    Arrivals,
     Tokens,
     View,
     last_block,
+    marks_of_blocks,
     tokens_sent,
 )
 
@@ -181,13 +180,11 @@ class _Router:
         cell: Cell,
         contestant: Contestant,
         fleet: ModelledFleet,
-        marks: Mapping[int, Marks],
         seed: int,
     ) -> None:
         roles = SPLIT_ROLES if contestant.is_split else (BOTH,) * WORKERS
         self._from_tokens = contestant.from_tokens
         self._view = View(fleet)
-        self._marks = marks
         self._workers = _Workers(roles)
         self._candidates = [Candidate(str(n), str(n), role=role) for n, role in enumerate(roles)]
         config = Config(models=(Model("m"),), disaggregation=contestant.rules(cell))
@@ -203,7 +200,8 @@ class _Router:
         """Returns the answering engine, and notes in the request which one computes its prompt."""
         self._look_until(now)
         self._view.update(now)
-        tokens = Tokens(request.tokens, self._marks[id(request)], request.blocks)
+        marks = marks_of_blocks(request.blocks, BLOCK_TOKENS)
+        tokens = Tokens(request.tokens, marks, request.blocks)
         prompt = Prompt("m", tokens)  # type: ignore[arg-type]
         query = Query("m", [prompt])
         held = [self._view.overlaps(request.blocks) if len(request.blocks) > 1 else {}]
@@ -270,8 +268,7 @@ def run(cell: Cell, contestant: Contestant, seed: int) -> Result:
     speeds = [ModelledSpeed()] * WORKERS
     blocks = CACHE_TOKENS // BLOCK_TOKENS
     fleet = ModelledFleet(speeds, blocks, DELAY_SECONDS, transfer_rate=cell.transfer_rate)
-    marks = dict(zip(map(id, requests), Arrivals.of(requests).marks, strict=True))
-    router = _Router(cell, contestant, fleet, marks, seed)
+    router = _Router(cell, contestant, fleet, seed)
     fleet.run(requests, router.pick, router.over)
     waits = sorted(one.first_token_at - one.at for one in requests)
     between = sorted((one.done_at - one.first_token_at) / one.answer_tokens for one in requests)

@@ -255,7 +255,7 @@ def plan_of(
         usual.max_running,
     )
     return Plan(
-        Arrivals.of(requests, size),
+        Arrivals(requests),
         _contestants(arguments.policy or _playable(), rules, arguments.routers),
         speed,
         source,

@@ -7,10 +7,15 @@ with one of its own policies, is also here, for comparison.
 import heapq
 import math
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
 from random import Random
 from typing import NamedTuple, Protocol
+
+import xxhash
 
 from extproc.config.schema import Config, Policy
 from extproc.config.sections import Disaggregation
@@ -23,7 +28,7 @@ from extproc.routing.candidates.eligibility import Candidate, Roster
 from extproc.routing.candidates.sampling import sample_size
 from extproc.routing.claims.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.claims.homes import Homes
-from extproc.routing.claims.marks import Marks, marks_of
+from extproc.routing.claims.marks import FIRST_LENGTHS, LENGTHS, Marks, packed
 from extproc.routing.cost.fetch import Fetch
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
@@ -223,10 +228,9 @@ class View:
 
 
 class Arrivals(NamedTuple):
-    """The requests of one cell and seed, and their marks, for any number of runs."""
+    """The requests of one cell and seed, in order of time, for any number of runs."""
 
     requests: Sequence[Request]
-    marks: Sequence[Marks]
 
     def fresh(self) -> list[Request]:
         """Returns copies of the requests, which one run may change."""
@@ -243,18 +247,28 @@ class Arrivals(NamedTuple):
             for one in self.requests
         ]
 
-    @classmethod
-    def of(cls, requests: Sequence[Request], block_tokens: int = BLOCK_TOKENS) -> "Arrivals":
-        """Returns these requests, which are in order of time, with their marks."""
-        return cls(requests, [_marks(one.blocks, block_tokens) for one in requests])
+
+def marks_of_blocks(blocks: Sequence[int], block_tokens: int) -> Marks:
+    """Returns marks that are equal where those of the blocks' tokens would be."""
+    count = bisect_right(LENGTHS, len(blocks) * block_tokens - 1)
+    view = memoryview(array("I", [block & 0xFFFF_FFFF for block in blocks])).cast("B")
+    keys: list[int] = []
+    key = 1
+    for part in _parts(block_tokens)[:count]:
+        key = xxhash.xxh3_64_intdigest(view[part], key)
+        keys.append(key)
+    return Marks(FIRST_LENGTHS[count], packed(keys))
 
 
-def _marks(blocks: Sequence[int], block_tokens: int) -> Marks:
-    tokens = array("I")
-    for block in blocks:
-        tokens.extend(array("I", [block & 0xFFFF_FFFF]) * block_tokens)
-    return marks_of(1, tokens)
+@cache
+def _parts(block_tokens: int) -> Sequence[slice]:
+    """Returns which bytes of a prompt's blocks each mark has beyond the one before."""
+    ends = [-(-length // block_tokens) * _BLOCK_BYTES for length in LENGTHS]
+    return [slice(start, end) for start, end in pairwise((0, *ends))]
 
+
+# Bytes of a block's number in an array.
+_BLOCK_BYTES = 4
 
 # Name and endpoint of the engine that a cell may lose.
 _LOST = "0"
@@ -432,7 +446,6 @@ class _Router:
             self._pulling = Pulling(config, self._loads, self._on_host)
         self._open: dict[int, tuple[Ticket, Claim | None, Fetch | None]] = {}
         self._shares: dict[str, StoreShare] = {}
-        self.marks: Mapping[int, Marks] = {}
 
     def _scrape(self, now: float) -> None:
         interval = self._contestant.scrape_seconds
@@ -515,7 +528,8 @@ class _Router:
         if self._contestant.sees_events:
             self._view.update(now)
             held = self._view.overlaps(request.blocks)
-        tokens = Tokens(request.tokens, self.marks[id(request)], request.blocks)
+        marks = marks_of_blocks(request.blocks, self.fleet.block_tokens)
+        tokens = Tokens(request.tokens, marks, request.blocks)
         prompt = Prompt("m", tokens)  # type: ignore[arg-type]
         state = "live" if self._contestant.sees_events else "unsupported"
         unfit = {_LOST: "does not answer"} if now >= self._lost_at + UNFIT_SECONDS else {}
@@ -586,9 +600,6 @@ class _Routers:
         self.requests: Sequence[Request] = given.fresh()
         view, numbers = View(self.fleet), range(contestant.routers)
         self.all = [_Router(stage, contestant, self.fleet, view, n, seed) for n in numbers]
-        marks = {id(one): marks for one, marks in zip(self.requests, given.marks, strict=True)}
-        for router in self.all:
-            router.marks = marks
         self._chance = Random(seed + 5)
         self._strangers = Random(seed + 99)
         sharers = [one.sharer for one in self.all if one.sharer is not None]

@@ -107,7 +107,7 @@ def picked(policy: str, stage: Stage, routers: int = 1) -> list[int]:
         for at in range(200)
     ]
     contestant = Contestant(policy, policy, routers=routers)
-    proxy = proxy_of(stage, contestant, Arrivals.of(requests), 3)
+    proxy = proxy_of(stage, contestant, Arrivals(requests), 3)
     proxy.fleet.run(proxy.requests, proxy.pick, proxy.over)
     return [one.worker for one in proxy.requests]
 
