@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import routing_closed
 import routing_pulls
 import routing_siblings
 import routing_stores
 from measure import Figure
 from routing_cells import CELLS, SEEDS, SPEED_CELLS, Cell, arrivals
-from routing_closed import Loop, LoopResult
+from routing_closed_cells import agents
+from routing_closed_play import LoopResult
+from routing_closed_play import play as play_loop
 from routing_compare import PairedRow, interval
 from routing_seeds import by_seed, inherited
 from rows import Run, arguments, run
@@ -37,9 +38,9 @@ these cells have none.
 USUAL = Contestant("cost", "cost", expects=True, learns=True)
 
 # Some 95 agents' contexts fill the caches of eight engines.
-LOOPS = tuple(Loop(f"{count} agents", count, 2_500.0, 1_000.0) for count in (64, 96, 128))
-QUICK_LOOPS = (Loop("96 agents", 96, 900.0, 400.0),)
-SMOKE_LOOPS = (Loop("8 agents", 8, 120.0, 40.0),)
+LOOPS = tuple(agents(count, 2_500.0, 1_000.0) for count in (64, 96, 128))
+QUICK_LOOPS = (agents(96, 900.0, 400.0),)
+SMOKE_LOOPS = (agents(8, 120.0, 40.0),)
 
 
 def _believes_all(*_: object) -> float:
@@ -118,9 +119,9 @@ def _open_of_seed(seed: int) -> tuple[Result, Result]:
 
 def _loop_of_seed(seed: int) -> tuple[LoopResult, LoopResult]:
     loop, term = inherited()
-    on = routing_closed.play(loop, term.on, seed)
+    on = play_loop(loop, term.on, seed)
     with _without(term):
-        return on, routing_closed.play(loop, term.off, seed)
+        return on, play_loop(loop, term.off, seed)
 
 
 # What is measured of a run, by its label.

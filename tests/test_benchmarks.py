@@ -24,6 +24,7 @@ SMOKES = {
     "peers.py": ["--only", "speed"],
     "processes.py": [],
     "routing.py": [],
+    "routing_closed.py": [],
     "routing_hybrids.py": [],
     "sharing.py": [],
     "sharing_counts.py": [],

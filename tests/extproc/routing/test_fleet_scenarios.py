@@ -10,9 +10,10 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 
-import routing_closed
+import routing_closed_play
 import routing_legs
 from routing_cells import Cell, arrivals
+from routing_closed_cells import agents
 from routing_trace import lines_of
 from routing_workloads import (
     herd,
@@ -73,16 +74,17 @@ def test_transferred_prompt_waits_for_no_waiting_prompt() -> None:
 
 
 def test_agents_wait_for_their_answers_and_find_them_cached() -> None:
-    loop = routing_closed.Loop("agents", 12, 200.0, 50.0)
-    ours, least = (routing_closed.play(loop, one, SEED) for one in (DEFAULT, LEAST))
+    loop = agents(12, 200.0, 50.0)
+    ours, least = (routing_closed_play.play(loop, one, SEED) for one in (DEFAULT, LEAST))
     assert ours.hit_rate > 0.8 > least.hit_rate
     assert ours.prompt_turns > 0.9 * ours.turns > 0
 
 
 def test_slow_fleet_gets_fewer_turns_of_agents() -> None:
-    loop = routing_closed.Loop("agents", 24, 200.0, 50.0)
+    loop = agents(24, 200.0, 50.0)
     usual, one_worker = (
-        routing_closed.play(loop, DEFAULT, SEED, workers=workers) for workers in (8, 1)
+        routing_closed_play.play(loop._replace(workers=workers), DEFAULT, SEED)
+        for workers in (8, 1)
     )
     assert one_worker.turns < 0.8 * usual.turns
     assert one_worker.p90 > usual.p90

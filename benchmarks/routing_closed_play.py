@@ -1,0 +1,166 @@
+"""Plays one closed loop: clients who wait for their answers, with one contestant."""
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from routing_clients import Turn, turns_of
+from routing_closed_cells import Loop
+
+from kvtools.whatif.engines import BLOCK_TOKENS, Request, quantile
+from kvtools.whatif.routers import Arrivals, Contestant, Proxy, proxy_of
+
+# An answered turn is due again after a second at the earliest, so none is missed between two looks.
+LOOK_SECONDS = 0.2
+
+# A first token within this time counts as prompt.
+PROMPT_SECONDS = 2.0
+
+# The interval of messages between several routers.
+TICK_SECONDS = 0.01
+
+
+class LoopResult(NamedTuple):
+    """The results of one run.
+
+    turns: answered a second. prompt_turns: those of them whose first token came within
+    `PROMPT_SECONDS`. p50, p90, p99: time to the first token, in seconds. hit_rate: share of the
+    prompt tokens that were cached. ideal_hit_rate: the same with endless caches that all workers
+    have in common. computed: prompt tokens computed a turn. busiest: the share of these that one
+    worker computed.
+    """
+
+    turns: float
+    prompt_turns: float
+    p50: float
+    p90: float
+    p99: float
+    hit_rate: float
+    ideal_hit_rate: float
+    computed: float
+    busiest: float
+
+
+@dataclass(slots=True)
+class _Asker:
+    """A client, or a sub-agent. turn: the one that is due or under way, None after the last."""
+
+    turns: Iterator[Turn]
+    parent: "_Asker | None" = None
+    open_forks: int = 0
+    turn: Turn | None = None
+
+
+class _Sent(NamedTuple):
+    """A request that was sent, and how many of its tokens earlier ones had."""
+
+    request: Request
+    known_tokens: int
+
+
+@dataclass(slots=True)
+class _Play:
+    """One run of a loop. due: (when, number, who asks), a heap."""
+
+    loop: Loop
+    proxy: Proxy
+    sent: list[_Sent] = field(default_factory=list)
+    _asker_of: dict[int, _Asker] = field(default_factory=dict)
+    _due: list[tuple[float, int, _Asker]] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def run(self, seed: int) -> LoopResult:
+        """Lets the clients ask until the time is up."""
+        for turns in clients_of(self.loop, seed):
+            self._proceed(_Asker(turns), 0.0)
+        self.proxy.fleet.run(self._arrivals(), self.proxy.pick, self._over)
+        return self._result()
+
+    def _proceed(self, asker: _Asker, now: float) -> None:
+        """Makes the next turn due; after a sub-agent's last one, that of its parent perhaps."""
+        asker.turn = next(asker.turns, None)
+        if asker.turn is not None:
+            heapq.heappush(self._due, (now + asker.turn.pause, next(self._numbers), asker))
+        elif asker.parent is not None:
+            asker.parent.open_forks -= 1
+            if not asker.parent.open_forks:
+                self._proceed(asker.parent, now)
+
+    def _arrivals(self) -> Iterator[Request]:
+        now = 0.0
+        while now < self.loop.seconds:
+            next_due = self._due[0][0] if self._due else math.inf
+            if next_due > now:
+                now = min(now + LOOK_SECONDS, next_due)
+                self.proxy.fleet.advance_to(now, self._over)
+                continue
+            asker = heapq.heappop(self._due)[2]
+            if asker.turn is not None:
+                yield self._request(asker, asker.turn, now)
+
+    def _request(self, asker: _Asker, turn: Turn, now: float) -> Request:
+        turn.request.at = now
+        self._asker_of[id(turn.request)] = asker
+        self.sent.append(_Sent(turn.request, turn.known * BLOCK_TOKENS))
+        return turn.request
+
+    def _over(self, request: Request, now: float) -> None:
+        self.proxy.over(request, now)
+        asker = self._asker_of.pop(id(request))
+        forks = asker.turn.forks if asker.turn is not None else ()
+        asker.open_forks = len(forks)
+        for fork in forks:
+            self._proceed(_Asker(fork, asker), now)
+        if not forks:
+            self._proceed(asker, now)
+        request.blocks = request.answer_blocks = ()  # they would take most of the memory
+
+    def _result(self) -> LoopResult:
+        since, until = self.loop.warm_seconds, self.loop.seconds
+        counted = [one for one in self.sent if one.request.at >= since]
+        requests = [one.request for one in counted]
+        waits = sorted(one.first_token_at - one.at for one in requests)
+        ended = [one.request for one in self.sent if since <= one.request.done_at <= until]
+        prompt = [one for one in ended if one.first_token_at - one.at <= PROMPT_SECONDS]
+        tokens = sum(one.tokens for one in requests)
+        computed = _computed(requests, self.loop.workers)
+        return LoopResult(
+            turns=len(ended) / (until - since),
+            prompt_turns=len(prompt) / (until - since),
+            p50=quantile(waits, 0.5),
+            p90=quantile(waits, 0.9),
+            p99=quantile(waits, 0.99),
+            hit_rate=sum(one.cached for one in requests) / tokens,
+            ideal_hit_rate=sum(one.known_tokens for one in counted) / tokens,
+            computed=sum(computed) / len(requests),
+            busiest=max(computed) / sum(computed),
+        )
+
+
+def _computed(requests: Sequence[Request], workers: int) -> Sequence[int]:
+    """Returns the prompt tokens that each worker computed."""
+    computed = [0] * workers
+    for one in requests:
+        computed[one.worker] += one.tokens - one.cached
+    return computed
+
+
+def clients_of(loop: Loop, seed: int) -> Iterator[Iterator[Turn]]:
+    """Yields what each client asks."""
+    for kind, count in loop.clients:
+        for number in range(count):
+            is_named = math.floor((number + 1) * loop.named_share) > math.floor(
+                number * loop.named_share
+            )
+            yield turns_of(kind, number, seed, is_named=is_named)
+
+
+def play(loop: Loop, contestant: Contestant, seed: int) -> LoopResult:
+    """Returns what a contestant makes of a loop."""
+    if loop.routers > 1:
+        tick = TICK_SECONDS if contestant.expects else 0.0
+        contestant = contestant._replace(routers=loop.routers, tick_seconds=tick)
+    return _Play(loop, proxy_of(loop.stage, contestant, Arrivals([]), seed)).run(seed)

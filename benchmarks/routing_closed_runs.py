@@ -1,0 +1,84 @@
+"""Plays the runs of closed loops on all cores, and keeps what they result in."""
+
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from routing_closed_cells import Loop
+from routing_closed_play import LoopResult, play
+
+from kvtools.whatif.routers import Contestant
+
+
+class Job(NamedTuple):
+    """One run."""
+
+    loop: Loop
+    contestant: Contestant
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """What the run is, so that the result of another one is not taken for its own."""
+        return json.dumps([repr(self.loop), repr(self.contestant), self.seed])
+
+
+class Runs:
+    """The results of runs, by their keys. keep: a file that has earlier ones, and gets new ones."""
+
+    def __init__(self, jobs: int, keep: Path | None) -> None:
+        # contents are made in each process, so nothing but what they are made of is sent
+        start = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(jobs, mp_context=start)
+        self._keep = keep
+        self._results = dict(_kept(keep)) if keep is not None and keep.exists() else {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def play(self, jobs: Sequence[Job]) -> None:
+        """Plays all that have no result yet."""
+        missing = [one for one in jobs if one.key not in self._results]
+        playing = {self._pool.submit(_timed, one): one for one in missing}
+        for done in as_completed(playing):
+            result, seconds = done.result()
+            self._results[playing[done].key] = result
+            self._note(playing[done], result, seconds)
+
+    def _note(self, job: Job, result: LoopResult, seconds: float) -> None:
+        if self._keep is None:
+            return
+        line = {
+            "key": job.key,
+            "cell": job.loop.name,
+            "contestant": job.contestant.name,
+            "seed": job.seed,
+            "seconds": round(seconds, 1),
+            "result": result._asdict(),
+        }
+        with self._keep.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def results(
+        self, loop: Loop, contestant: Contestant, seeds: Sequence[int]
+    ) -> Sequence[LoopResult]:
+        """Returns the results of a contestant in a cell, one for each seed."""
+        return [self._results[Job(loop, contestant, seed).key] for seed in seeds]
+
+
+def _kept(keep: Path) -> Iterator[tuple[str, LoopResult]]:
+    for line in keep.read_text().splitlines():
+        found = json.loads(line)
+        yield found["key"], LoopResult(**found["result"])
+
+
+def _timed(job: Job) -> tuple[LoopResult, float]:
+    began = time.process_time()
+    return play(*job), time.process_time() - began
