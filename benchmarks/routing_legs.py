@@ -44,6 +44,7 @@ from kvtools.whatif.routers import (
     MAX_AHEAD,
     Tokens,
     View,
+    homes_of_blocks,
     last_block,
     marks_of_blocks,
     tokens_sent,
@@ -189,6 +190,7 @@ class _Router:
         self._candidates = [Candidate(str(n), str(n), role=role) for n, role in enumerate(roles)]
         config = Config(models=(Model("m"),), disaggregation=contestant.rules(cell))
         self._placing = Ledger(config, 1, self._workers)
+        self._placing.homes = homes_of_blocks(BLOCK_TOKENS)
         self._placing.claims = tokens_sent()
         self._legs = Disaggregator(config, self._placing, self._workers.upstreams)
         self._rng = Random(seed + 77)

@@ -27,9 +27,9 @@ from extproc.routing.candidates.eligibility import (
 from extproc.routing.candidates.pins import PinnedRank
 from extproc.routing.candidates.ranks import Ranks, rank_of
 from extproc.routing.candidates.sampling import Chance, sample_of
-from extproc.routing.cost.crowding import Crowding
 from extproc.routing.cost.fetch import Fetch
 from extproc.routing.cost.patience import Patience
+from extproc.routing.cost.room import Room
 from extproc.routing.cost.siblings import Siblings, siblings_of
 from extproc.routing.cost.survey import Survey, is_full, survey_of
 from extproc.routing.cost.term import Term
@@ -184,7 +184,7 @@ def _charges(
 ) -> Mapping[str, ChargeColumn]:
     """Adds what the terms charge to the costs of a survey; returns it by the term's name."""
     belonging, cost = savings.belonging, snapshot.rules.cost
-    if belonging.is_new or belonging.home or cost.siblings_percent:
+    if belonging.begins or belonging.home or cost.siblings_percent:
         terms = (*_terms(savings, snapshot, now), *terms)
     if not terms:  # most requests end here
         return NO_CHARGES
@@ -210,10 +210,10 @@ def _terms(savings: Savings, snapshot: Snapshot, now: float) -> Sequence[Term]:
     siblings = _siblings(savings, snapshot, now) if cost.siblings_percent else {}
     if siblings:
         terms.append(Siblings(siblings, cost.siblings_percent))
-    elif belonging.is_new:
-        terms.append(Crowding(lambda name: snapshot.conversations(name, now), snapshot.ejected))
-    if belonging.home:
+    if belonging.home in belonging.credit:
         terms.append(Patience(belonging.home, cost))
+    if belonging.home or (belonging.begins and not siblings):
+        terms.append(Room(lambda name: snapshot.occupancy(name, now), snapshot.ejected))
     return terms
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from extproc.config.policies import POLICIES
 from extproc.requests.compression import COMPRESSED
-from extproc.routing.cost.crowding import CONVERSATIONS
 from extproc.routing.cost.fetch import FETCHED
 from extproc.routing.cost.patience import PATIENCE
+from extproc.routing.cost.room import CONVERSATIONS
 from extproc.routing.cost.siblings import SIBLINGS
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, Basis, Decision, Split, Verdict
 from extproc.routing.inputs.query import Media

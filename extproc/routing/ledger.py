@@ -30,7 +30,8 @@ from extproc.routing.candidates.pins import RankChoice
 from extproc.routing.candidates.ranks import Ranks
 from extproc.routing.candidates.sampling import sample_size
 from extproc.routing.claims.claim_table import Claim, ClaimTable, Holdings, Lifetimes
-from extproc.routing.claims.homes import Homes
+from extproc.routing.claims.homes import NO_TURN, Homes, Turn
+from extproc.routing.claims.live_contexts import Occupancy
 from extproc.routing.decision import Decision
 from extproc.routing.health.statuses import is_uncomputed
 from extproc.routing.health.upstreams import Upstreams
@@ -109,7 +110,7 @@ class ClaimReporter(Protocol):
     def withdraw(self, claim: Claim) -> None:
         """Reports that the request never reached its worker."""
 
-    def note_turn(self, keys: Sequence[int], follows: int, endpoint: str) -> None:
+    def note_turn(self, turn: Turn, endpoint: str) -> None:
         """Reports that a conversation's request was sent to an endpoint; see `Homes.turn`."""
 
     def note_home(self, key: int, endpoint: str) -> None:
@@ -212,7 +213,7 @@ class Ledger:
             block_size=self.fleet.block_size,
             roster=Roster(workers),
             homes=self.homes,
-            conversations=self._conversations,
+            occupancy=self._occupancy,
             columns=self.loads.columns,
         )
 
@@ -234,8 +235,10 @@ class Ledger:
 
         return Ranks(fleet.ranks, self.loads.work_by_rank, choice, path)
 
-    def _conversations(self, worker: str, now: float) -> int:
-        return self.fleet.holdings(worker).conversations.live(now)
+    def _occupancy(self, worker: str, now: float) -> Occupancy:
+        holdings = self.fleet.holdings(worker)
+        contexts, returning = holdings.contexts, self.homes.returning
+        return contexts.occupancy(now, holdings.capacity_tokens, returning)
 
     def wants_status(self) -> bool:
         """Returns whether to ask for the next response's status: for a few, or all if in doubt.
@@ -283,35 +286,32 @@ class Ledger:
 
     def _claim(self, ticket: Ticket, decision: Decision, worker: str, now: float) -> None:
         """Claims that a worker is about to hold the prompt of a request booked there."""
-        belonging = decision.basis.belonging
-        keys = belonging.keys
-        if not (decision.marks or keys):
+        turn = decision.basis.belonging.turn
+        if not (decision.marks or turn.keys):
             return
         holdings, record = self.fleet.holdings(worker), self.claims.record
-        if keys:
-            ticket.keys = keys
-            self._note_home(ticket, belonging.follows, holdings, now)
+        ticket.turn = turn
+        self._note_turn(ticket, holdings, now)
         marks = decision.marks
         if len(marks) == 1:  # the usual case
             claims: Sequence[Claim] = (record(holdings, marks[0], now),)
         else:
             claims = tuple([record(holdings, one, now) for one in marks])
         ticket.claims = claims
-        if holdings.capacity_tokens is not None:
+        if holdings.is_blind:
             basis = decision.basis
             there = basis.claims_on(worker).approximate
             holdings.fill(max(0.0, basis.weighed_tokens - there), now)
         if self._reporter is not None:
             self._reporter.begin(claims, ticket.endpoint, ticket.uncached_tokens)
 
-    def _note_home(self, ticket: Ticket, follows: int, holdings: Holdings, now: float) -> None:
+    def _note_turn(self, ticket: Ticket, holdings: Holdings, now: float) -> None:
         """Notes that a request's conversation is where the request is booked."""
-        keys = ticket.keys
-        if not keys:
+        if not ticket.turn.keys:
             return
-        self.homes.turn(keys, follows, holdings, now)
+        self.homes.turn(ticket.turn, holdings, now)
         if self._reporter is not None:
-            self._reporter.note_turn(keys, follows, ticket.endpoint)
+            self._reporter.note_turn(ticket.turn, ticket.endpoint)
 
     def note(self, decision: Decision, now: float) -> Ticket | None:
         """Books an unsteered request nowhere, until `note_worker`; None if there is no pick."""
@@ -342,7 +342,8 @@ class Ledger:
             return
         self._withdraw(ticket.claims)
         holdings = self.fleet.holdings(worker)
-        self._note_home(ticket, 0, holdings, now)
+        ticket.turn = ticket.turn._replace(follows=0)  # it counts at the picked worker now
+        self._note_turn(ticket, holdings, now)
         record = self.claims.record
         ticket.claims = tuple([record(holdings, claim, now) for claim in ticket.claims])
         if self._reporter is not None:
@@ -373,7 +374,8 @@ class Ledger:
 
     def disclaim(self, ticket: Ticket) -> None:
         """Withdraws the claim that a worker holds the request's prompt; older claims stay."""
-        claims, keys, ticket.claims, ticket.keys = ticket.claims, ticket.keys, (), ()
+        claims, keys = ticket.claims, ticket.turn.keys
+        ticket.claims, ticket.turn = (), NO_TURN
         self._withdraw(claims)
         self.homes.forget(keys)
         if self._reporter is not None and keys:
@@ -393,7 +395,7 @@ class Ledger:
     def release(self, ticket: Ticket, now: float) -> None:
         """Releases what an ended request began; a second call changes nothing."""
         self.loads.end(ticket, now)
-        claims, ticket.claims, ticket.keys = ticket.claims, (), ()
+        claims, ticket.claims, ticket.turn = ticket.claims, (), NO_TURN
         for claim in claims:
             self.claims.end(claim, now)
             if self._reporter is not None:

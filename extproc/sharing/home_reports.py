@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from extproc.routing.claims.homes import Homes
+from extproc.routing.claims.homes import Homes, Turn
 from extproc.routing.claims.marks import packed
 from extproc.sharing.messages import (
     KEYS_OF_HOME,
@@ -34,9 +34,9 @@ class HomeReports:
         self._waiting: deque[HomeReport] = deque()
         self.dropped = 0
 
-    def note_turn(self, worker: int, keys: Sequence[int], follows: int) -> None:
-        """Notes that a request with these keys was sent to a worker."""
-        self._add(turn_report(worker, keys[:KEYS_OF_HOME], follows))
+    def note_turn(self, worker: int, turn: Turn) -> None:
+        """Notes that a conversation's request was sent to a worker."""
+        self._add(turn_report(worker, turn))
 
     def note_home(self, worker: int, key: int) -> None:
         """Notes that a key belongs to a worker from now on."""

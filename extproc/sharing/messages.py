@@ -22,6 +22,9 @@ import xxhash
 
 from extproc.media.item_report import ItemReport
 from extproc.requests.outline import MOST_DIGESTS
+from extproc.routing.claims.ends import End
+from extproc.routing.claims.homes import Turn
+from extproc.routing.claims.live_contexts import Context
 from extproc.routing.claims.marks import (
     FIRST_LENGTHS,
     KEY_BYTES,
@@ -75,7 +78,9 @@ _HomeKeys = Annotated[
     bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES * KEYS_OF_HOME)
 ]
 _Ages = Annotated[bytes, msgspec.Meta(max_length=_LENGTH_BYTES * KEYS_OF_HOME)]
-_Follows = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES)]
+_Key = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES)]  # of 8 bytes, or of none
+_MOST_TOKENS = 2**32 - 1
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 # The oldest home that is told, in seconds: what an age has room for.
 _OLDEST_SECONDS = 2**32 - 1
@@ -198,14 +203,21 @@ class HomeReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     worker: as in `WorkerLoadReport`. keys: theirs, 8 bytes each. follows: of a turn, the key of the
     conversation's request before it, empty if there is none. ages: of those known, how long they
-    have been, in seconds, 4 bytes each.
+    have been, in seconds, 4 bytes each. The others are of a turn: the tokens that its conversation
+    holds, its own and those that it shares, and the key of these; where its prompt ends, as the key
+    of the last mark before it and the tokens up to there.
     """
 
     worker: _Number
     keys: _HomeKeys
     kind: HomeKind = HomeKind.TURN
-    follows: _Follows = b""
+    follows: _Key = b""
     ages: _Ages = b""
+    own_tokens: _Tokens = 0
+    shared_tokens: _Tokens = 0
+    shared_key: _Key = b""
+    end_mark: _Key = b""
+    end_length: _Tokens = 0
 
     @property
     def key_count(self) -> int:
@@ -215,7 +227,9 @@ class HomeReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def is_sound(self) -> bool:
         """Whether all keys are whole, and there is an age for each that is known."""
-        is_whole = not len(self.keys) % KEY_BYTES and len(self.follows) in (0, KEY_BYTES)
+        is_whole = not len(self.keys) % KEY_BYTES and all(
+            len(one) in (0, KEY_BYTES) for one in (self.follows, self.shared_key, self.end_mark)
+        )
         ages = self.key_count if self.kind is HomeKind.KNOWN else 0
         return is_whole and len(self.ages) == ages * _LENGTH_BYTES
 
@@ -225,9 +239,14 @@ class HomeReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return unpacked(self.keys)
 
     @property
-    def followed(self) -> int:
-        """The key of the request before, 0 if there is none."""
-        return int.from_bytes(self.follows, "little")
+    def turn(self) -> Turn:
+        """The request of a conversation."""
+        keys, end = self.each_key, None
+        if self.end_mark:
+            end = End(keys[0], _number(self.end_mark), self.end_length)
+        follows, shared_key = _number(self.follows), _number(self.shared_key)
+        context = Context(self.own_tokens, self.shared_tokens, shared_key, follows != 0)
+        return Turn(keys, follows, context, end)
 
     @property
     def each_age(self) -> tuple[int, ...]:
@@ -235,10 +254,36 @@ class HomeReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return struct.unpack(f"<{len(self.ages) // _LENGTH_BYTES}I", self.ages)
 
 
-def turn_report(worker: int, keys: Sequence[int], follows: int) -> HomeReport:
+def turn_report(worker: int, turn: Turn) -> HomeReport:
     """Returns a report that a conversation's request was sent to a worker."""
-    before = follows.to_bytes(KEY_BYTES, "little") if follows else b""
-    return HomeReport(worker, packed(keys), HomeKind.TURN, before)
+    context, end = turn.context, turn.end
+    is_known = end is not None and end.length > 0
+    return HomeReport(
+        worker,
+        packed(turn.keys[:KEYS_OF_HOME]),
+        HomeKind.TURN,
+        _key_bytes(turn.follows),
+        own_tokens=_tokens(context.own),
+        shared_tokens=_tokens(context.shared),
+        shared_key=_key_bytes(context.shared_key),
+        end_mark=_key_bytes(end.mark) if end is not None and is_known else b"",
+        end_length=end.length if end is not None and is_known else 0,
+    )
+
+
+def _number(key: bytes) -> int:
+    """Returns a key, 0 for none."""
+    return int.from_bytes(key, "little")
+
+
+def _key_bytes(key: int) -> bytes:
+    """Returns a key as it is sent, empty for 0."""
+    return key.to_bytes(KEY_BYTES, "little") if key else b""
+
+
+def _tokens(count: float) -> int:
+    """Returns a number of tokens as it is sent."""
+    return min(int(count), _MOST_TOKENS)
 
 
 def known_report(worker: int, keys: Sequence[int], ages: Sequence[float]) -> HomeReport:

@@ -343,7 +343,7 @@ class OtherRouters:
 
     def _note_home(self, report: HomeReport, holdings: Holdings, now: float) -> None:
         if report.kind is HomeKind.TURN:
-            self._homes.turn(report.each_key, report.followed, holdings, now)
+            self._homes.turn(report.turn, holdings, now)
         elif report.kind is HomeKind.OVER:
             self._homes.forget_at(report.each_key, holdings)
         else:

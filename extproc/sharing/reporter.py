@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from extproc.routing.claims.claim_table import Claim
+from extproc.routing.claims.homes import Turn
 from extproc.routing.load.loads import Loads
 from extproc.routing.load.reports import MAX_WORKERS, WorkerLoadReport
 from extproc.sharing.home_reports import HomeReports, some_of
@@ -138,9 +139,9 @@ class Reporter:
         if report is not None:
             self._withdrawn.append(report.number)
 
-    def note_turn(self, keys: Sequence[int], follows: int, endpoint: str) -> None:
+    def note_turn(self, turn: Turn, endpoint: str) -> None:
         """Notes that a conversation's request was sent to an endpoint; see `Homes.turn`."""
-        self._homes.note_turn(self._id(endpoint), keys, follows)
+        self._homes.note_turn(self._id(endpoint), turn)
 
     def note_home(self, key: int, endpoint: str) -> None:
         """Notes that what has this key belongs to an endpoint; see `Homes.note`."""

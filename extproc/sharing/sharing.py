@@ -33,7 +33,7 @@ from extproc.base.secret_file import secret_in
 from extproc.config.sections import SharingSettings
 from extproc.media.knowledge import MediaKnowledge
 from extproc.routing.claims.claim_table import Claim, ClaimTable, Holdings
-from extproc.routing.claims.homes import Homes
+from extproc.routing.claims.homes import Homes, Turn
 from extproc.routing.load.loads import Loads
 from extproc.sharing.carriers import (
     CONNECT_SECONDS,
@@ -117,9 +117,9 @@ class SignallingReporter(Reporter):
         if uncached_tokens >= LEAST_UNCACHED_TOKENS:
             self.work_came.set()
 
-    def note_turn(self, keys: Sequence[int], follows: int, endpoint: str) -> None:
+    def note_turn(self, turn: Turn, endpoint: str) -> None:
         """Notes that a conversation's request was sent to an endpoint."""
-        super().note_turn(keys, follows, endpoint)
+        super().note_turn(turn, endpoint)
         self.work_came.set()
 
     def note_home(self, key: int, endpoint: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import xxhash
 
@@ -28,6 +28,7 @@ from extproc.routing.candidates.eligibility import Candidate, Roster
 from extproc.routing.candidates.sampling import sample_size
 from extproc.routing.claims.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.claims.homes import Homes
+from extproc.routing.claims.live_contexts import Occupancy
 from extproc.routing.claims.marks import FIRST_LENGTHS, LENGTHS, Marks, packed
 from extproc.routing.cost.fetch import Fetch
 from extproc.routing.decide import decide
@@ -157,6 +158,15 @@ def tokens_sent() -> ClaimTable:
 
 def _known_marks(prompt: Prompt) -> Marks:
     return prompt.tokens.marks  # type: ignore[attr-defined,no-any-return]
+
+
+def homes_of_blocks(block_tokens: int, secret: int = 1) -> Homes:
+    """Returns the homes of conversations, which knows `Tokens` by their blocks."""
+
+    def part(tokens: Any, start: int, stop: int) -> bytes:
+        return array("Q", tokens.blocks[start // block_tokens : stop // block_tokens]).tobytes()
+
+    return Homes(secret, part=part)
 
 
 class View:
@@ -303,6 +313,7 @@ class Sharer:
         endpoints: dict[str, EndpointLoad],
         prefill_rate: float,
         sent: ClaimTable,
+        homes: Homes,
         holdings: Mapping[str, Holdings],
         tick_seconds: float,
         *,
@@ -316,7 +327,7 @@ class Sharer:
             self.reporter,
             self.loads,
             sent,
-            Homes(KEYS.marks),
+            homes,
             lambda: places,
             _forget_seconds(tick_seconds),
             lambda: chance.getrandbits(63),
@@ -416,6 +427,9 @@ class _Router:
         self._awaited: list[dict[Ticket, Request]] = [{} for _ in names]
         self._holdings = {name: Holdings(name) for name in endpoints}
         self._claims = tokens_sent() if contestant.expects else None
+        self._homes = homes_of_blocks(stage.block_tokens, KEYS.marks)
+        for each in self._holdings.values():
+            each.capacity_tokens = stage.cache_blocks * stage.block_tokens
         self._loads = Loads(endpoints, contestant.prefill_rate, learns=contestant.learns)
         self.sharer: Sharer | None = None
         if contestant.tick_seconds and self._claims is not None:
@@ -425,6 +439,7 @@ class _Router:
                 endpoints,
                 rate,
                 self._claims,
+                self._homes,
                 self._holdings,
                 tick,
                 learns=contestant.learns,
@@ -514,14 +529,23 @@ class _Router:
         )
         if is_watched:
             self._awaited[int(served)][ticket] = request
-        claim = None
-        if self._claims is not None:
-            claim = self._claims.record(self._holdings[served], decision.marks[0], now)
-            if self.sharer is not None:
-                self.sharer.reporter.begin([claim], served, decision.uncached_tokens)
+        claim = None if self._claims is None else self._claim(self._claims, decision, served, now)
         fetch = decision.basis.fetches.get(served)
         self._open[id(request)] = (ticket, claim, fetch)
         return int(served)
+
+    def _claim(self, claims: ClaimTable, decision: Decision, served: str, now: float) -> Claim:
+        """Claims that an engine is about to hold a prompt, and notes its conversation there."""
+        holdings, turn = self._holdings[served], decision.basis.belonging.turn
+        claim = claims.record(holdings, decision.marks[0], now)
+        if turn.keys:
+            self._homes.turn(turn, holdings, now)
+        if self.sharer is not None:
+            reporter = self.sharer.reporter
+            reporter.begin([claim], served, decision.uncached_tokens)
+            if turn.keys:
+                reporter.note_turn(turn, served)
+        return claim
 
     def _decide(self, request: Request, now: float) -> Decision:
         held: Mapping[str, Overlap] = {}
@@ -545,6 +569,8 @@ class _Router:
             self._absent if now < self._joins_at else unfit,
             sample=sample_size(self._contestant.rules, is_alone=not self._loads.routers),
             roster=self._roster,
+            homes=self._homes,
+            occupancy=self._occupancy,
         )
         query, transfers = Query("m", [prompt]), self._contestant.transfers
         terms = self._terms(request, query, snapshot, now)
@@ -552,6 +578,11 @@ class _Router:
         if transfers is None or self._pulling is not None:
             return with_priced_source(made)
         return with_source(query, made, transfers.min_pulled_tokens or 1, snapshot)
+
+    def _occupancy(self, worker: str, now: float) -> Occupancy:
+        holdings = self._holdings[worker]
+        contexts, returning = holdings.contexts, self._homes.returning
+        return contexts.occupancy(now, holdings.capacity_tokens, returning)
 
     def _terms(
         self, request: Request, query: Query, snapshot: Snapshot, now: float

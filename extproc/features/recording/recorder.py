@@ -159,11 +159,12 @@ class _Sessions:
 
     def note(self, belonging: Belonging) -> str:
         """Returns the number of a request's conversation, "" if it cannot be followed."""
-        if not belonging.keys:
+        turn = belonging.turn
+        if not turn.keys:
             return ""
-        known = (self._by_key.get(key) for key in (belonging.follows, *belonging.keys))
-        session = next(filter(None, known), "") or self._drawn(belonging.keys[0])
-        for key in belonging.keys:
+        known = (self._by_key.get(key) for key in (turn.follows, *turn.keys))
+        session = next(filter(None, known), "") or self._drawn(turn.keys[0])
+        for key in turn.keys:
             self._by_key.pop(key, None)  # so that it becomes the latest
             self._by_key[key] = session
         while len(self._by_key) > self._max_keys:

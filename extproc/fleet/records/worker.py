@@ -213,8 +213,8 @@ class Worker:
             self.engine_answer = answer
         found = self.sighting
         self.identity = identity_of(found.worker.engine, found.engine_source, self.engine_answer)
-        size = None if found.worker.events is not None else self.engine_answer.cache_tokens
-        self.holdings.capacity_tokens = size
+        self.holdings.capacity_tokens = self.engine_answer.cache_tokens
+        self.holdings.is_blind = found.worker.events is None
 
     @property
     def engine(self) -> Engine | None:

@@ -22,7 +22,7 @@ import msgspec
 
 from extproc._core import MarkTable, expected
 from extproc.requests.outline import Outline
-from extproc.routing.claims.conversations import Conversations
+from extproc.routing.claims.live_contexts import LiveContexts
 from extproc.routing.claims.marks import (
     KEY_BYTES,
     HasMarks,
@@ -91,15 +91,16 @@ class Holdings:
     """What was sent to one worker, unless it lost its cache since; part of its record.
 
     worker: its name. lost_at: everything sent until then is lost; seconds of one monotonic clock.
-    conversations: those that live there. capacity_tokens: the size of its cache, if that is known
-    and no events tell what is evicted; else None.
+    contexts: those of the conversations that live there. capacity_tokens: the size of its cache,
+    None if it is not known. is_blind: whether no events tell what is evicted.
     """
 
     __slots__ = (
         "_filled",
         "_filled_tokens",
         "capacity_tokens",
-        "conversations",
+        "contexts",
+        "is_blind",
         "lost_at",
         "worker",
     )
@@ -107,8 +108,9 @@ class Holdings:
     def __init__(self, worker: str) -> None:
         self.worker = worker
         self.lost_at = _NEVER
-        self.conversations = Conversations()
+        self.contexts = LiveContexts()
         self.capacity_tokens: int | None = None
+        self.is_blind = False
         self._filled: deque[_Filled] = deque()
         self._filled_tokens = 0.0
 
@@ -120,7 +122,7 @@ class Holdings:
         and of the prompts sent, `_PARTS` of a cache are told apart.
         """
         capacity = self.capacity_tokens
-        if capacity is None:
+        if capacity is None or not self.is_blind:
             return
         if not self._filled or self._filled[-1].tokens >= capacity / _PARTS:
             self._filled.append(_Filled())
@@ -135,7 +137,7 @@ class Holdings:
     def lose(self, now: float = inf) -> None:
         """Notes that the worker lost its cache; without a time, that it was removed."""
         self.lost_at = now
-        self.conversations = Conversations()
+        self.contexts = LiveContexts()
         self._filled.clear()
         self._filled_tokens = 0.0
 

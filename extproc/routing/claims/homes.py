@@ -1,18 +1,23 @@
-"""Homes: the worker to which the last request of each conversation went.
+"""Homes: the worker to which the last request of each conversation went, and what it holds there.
 
-While tokens are not known, a conversation is worth more on its worker than its texts show, since
-all of its later turns will be there. So its worker is preferred by some tokens, but load may still
-move it. A conversation is found by the end of its last request, which a later one repeats, or by a
-name that its client gave it. Names are the clients' own, so they are keyed with what was asked for,
-and a client can only move its own requests.
+All of a conversation's later turns will be where it is, so its worker is preferred by some tokens,
+but load may still move it. A conversation is found by the end of its last request, which a later
+one repeats (`extproc.routing.claims.ends`), or by a name that its client gave it. Names are the
+clients' own, so they are keyed with what was asked for, and a client can only move its own
+requests.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 
 from extproc.routing.claims.claim_table import Holdings
-from extproc.routing.claims.marks import KEY_BYTES, Marks, root_key, unpacked
+from extproc.routing.claims.ends import End, Part, end_key, end_of_tokens, part_of_tokens
+from extproc.routing.claims.live_contexts import NO_CONTEXT, Context
+from extproc.routing.claims.marks import LENGTHS, Marks, root_key, unpacked
+from kvstate.overlap import Tokens
 
 # By so many tokens a conversation's worker is preferred beyond what it is expected to hold.
 HOME_TOKENS = 1_024.0
@@ -23,14 +28,36 @@ MOST_HOMES = 65_536
 # For how long, in seconds.
 HOME_SECONDS = 86_400.0
 
-# Makes the key of a conversation's end another one than its mark's.
-_END = 0x9E3779B97F4A7C15
+# So many conversations are taken to have begun and returned before any did, and after so many that
+# begun, half of all are forgotten.
+TAKEN_TO_RETURN, MOST_BEGUN = 64.0, 512.0
+
+# Most ends of prompts that are known behind one mark, the latest.
+ENDS_OF_MARK = 16
+
+
+class Turn(NamedTuple):
+    """One request of a conversation.
+
+    keys: under which it is remembered, the one by which its conversation is counted first. follows:
+    the key of the conversation's request before it, 0 if none is known. context: what the
+    conversation holds on its worker. end: where its prompt ends, if that is known in tokens.
+    """
+
+    keys: tuple[int, ...] = ()
+    follows: int = 0
+    context: Context = NO_CONTEXT
+    end: End | None = None
+
+
+NO_TURN: Turn = Turn()
 
 
 class _Home(msgspec.Struct, frozen=True, gc=False):
     holdings: Holdings
     since: float
     is_counted: bool = False
+    context: Context = NO_CONTEXT
 
     @property
     def has_kept_cache(self) -> bool:
@@ -41,13 +68,18 @@ class _Home(msgspec.Struct, frozen=True, gc=False):
 class Homes:
     """The homes of all conversations, by 64-bit keys; times are seconds of one monotonic clock.
 
-    secret: 64 random bits, the same for routers that share.
+    secret: 64 random bits, the same for routers that share. part: returns the bytes of a part of a
+    prompt's tokens.
     """
 
-    def __init__(self, secret: int, most: int = MOST_HOMES) -> None:
+    def __init__(self, secret: int, most: int = MOST_HOMES, part: Part = part_of_tokens) -> None:
         self._secret = secret
         self._most = most
+        self._part = part
+        # by the key of the last mark before an end, how long prompts are that end behind it
+        self._lengths: OrderedDict[int, tuple[int, ...]] = OrderedDict()
         self._homes: dict[int, _Home] = {}
+        self._begun = self._returned = TAKEN_TO_RETURN
 
     def __len__(self) -> int:
         """Returns how many conversations are remembered."""
@@ -63,22 +95,73 @@ class Homes:
         for key in keys:
             self._put(key, home)
 
-    def turn(self, keys: Sequence[int], follows: int, holdings: Holdings, now: float) -> None:
-        """Notes that a conversation's request went to a worker, where the conversation counts now.
-
-        keys: of the request, the one by which its conversation is counted first. follows: the key
-        of the conversation's request before it, 0 if there is none.
-        """
+    def turn(self, turn: Turn, holdings: Holdings, now: float) -> None:
+        """Notes that a conversation's request went to a worker, where the conversation counts."""
+        follows, keys, end = turn.follows, turn.keys, turn.end
         before = self._homes.get(follows)
+        self._note_return(before, turn)
         if before is not None and before.is_counted:
             _leave(before)
-            self._homes[follows] = _Home(before.holdings, before.since)
-        self.note(keys[1:], holdings, now)
-        for key in keys[:1]:
-            home = _Home(holdings, now, is_counted=True)
+            self._homes[follows] = _Home(before.holdings, before.since, context=before.context)
+        if end is not None and end.length:
+            self._note_length(end)
+        if len(keys) > 1:
+            self.note(keys[1:], holdings, now)
+        if keys:
+            home = _Home(holdings, now, is_counted=True, context=turn.context)
             if home.has_kept_cache:
-                holdings.conversations.count(now)
-            self._put(key, home)
+                holdings.contexts.count(now, turn.context)
+            self._put(keys[0], home)
+
+    def _note_return(self, before: _Home | None, turn: Turn) -> None:
+        """Counts a conversation that begins, or one that returns for the first time."""
+        if before is None:
+            self._begun += 1
+            if self._begun > MOST_BEGUN:
+                self._begun, self._returned = self._begun / 2, self._returned / 2
+        elif turn.context.has_returned and not before.context.has_returned:
+            self._returned += 1
+
+    @property
+    def returning(self) -> float:
+        """The share of the conversations that return after their first request, of late.
+
+        While few have begun, most of them are taken to do so.
+        """
+        return min(1.0, self._returned / self._begun)
+
+    def _note_length(self, end: End) -> None:
+        """Notes how long a prompt is that ends behind a mark."""
+        lengths = self._lengths.pop(end.mark, ())
+        if end.length not in lengths:
+            lengths = (*lengths[1 - ENDS_OF_MARK :], end.length)
+        self._lengths[end.mark] = lengths
+        if len(self._lengths) > self._most:
+            self._lengths.popitem(last=False)
+
+    def end_of(self, marks: Marks, tokens: Tokens) -> End | None:
+        """Returns where a prompt ends; None if it is too short to be found again."""
+        return end_of_tokens(marks, tokens, self._part)
+
+    def ends_in(self, marks: Marks, tokens: Tokens) -> Iterator[int]:
+        """Yields the keys of the known ends that a prompt may have gone on from, the latest first.
+
+        The ends of other prompts as long as these are among them: their keys are no home's.
+        """
+        known, count = self._lengths, len(tokens)
+        if not known:
+            return
+        place = len(marks.lengths)
+        for mark in reversed(unpacked(marks.keys)):
+            place -= 1
+            for length in reversed(known.get(mark, ())):
+                if length <= count:
+                    yield end_key(mark, self._part(tokens, LENGTHS[place], length))
+
+    def context(self, key: int) -> Context:
+        """Returns what the conversation holds whose request has this key."""
+        home = self._homes.get(key)
+        return NO_CONTEXT if home is None else home.context
 
     def learn(self, key: int, holdings: Holdings, since: float) -> None:
         """Notes a home of some time ago, unless one is known that is the same, or later."""
@@ -134,14 +217,4 @@ class Homes:
 def _leave(home: _Home) -> None:
     """Counts a conversation no longer at its worker; one that lost its cache has forgotten it."""
     if home.is_counted and home.has_kept_cache:
-        home.holdings.conversations.forget(home.since)
-
-
-def end_of(marks: Marks) -> tuple[int, ...]:
-    """Returns the key of a conversation's end, none if it is too short to have one."""
-    return tuple([key ^ _END for key in unpacked(marks.keys[-KEY_BYTES:])])
-
-
-def ends_in(marks: Marks) -> Sequence[int]:
-    """Returns the keys of all ends that a conversation may have had before, the latest first."""
-    return [key ^ _END for key in reversed(unpacked(marks.keys))]
+        home.holdings.contexts.forget(home.since, home.context)

@@ -10,6 +10,7 @@ from extproc.routing.candidates.eligibility import Candidate, Roster
 from extproc.routing.candidates.ranks import Ranks
 from extproc.routing.claims.claim_table import ClaimTable
 from extproc.routing.claims.homes import Homes
+from extproc.routing.claims.live_contexts import Occupancy
 from extproc.routing.load.loads import Load
 from kvstate.overlap import Overlap
 
@@ -23,9 +24,9 @@ def one_token(_: str) -> int:
     return 1
 
 
-def no_conversations(_: str, __: float) -> int:
-    """Returns 0: no conversation is followed."""
-    return 0
+def unoccupied(_: str, __: float) -> Occupancy:
+    """Returns that nothing lives on a worker: no conversation is followed."""
+    return Occupancy()
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -65,8 +66,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     roster: Roster | None = None
     # The workers of conversations.
     homes: Homes | None = None
-    # Returns how many conversations live on a worker at a time, by its name.
-    conversations: Callable[[str, float], int] = no_conversations
+    # Returns how full of live contexts a worker's cache is at a time, by its name.
+    occupancy: Callable[[str, float], Occupancy] = unoccupied
     # Returns the loads of several workers at a time; None to ask `load` for each.
     columns: Callable[[Sequence[Candidate], float], LoadColumns] | None = None
     # Whether two workers may share the request: it is steered, and its body can say so.

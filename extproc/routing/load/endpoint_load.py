@@ -11,6 +11,7 @@ from extproc.media.prompts import MediaPrompt
 from extproc.proof.lookups import SentRequest
 from extproc.routing.candidates.pins import PinnedRank
 from extproc.routing.claims.claim_table import Claim
+from extproc.routing.claims.homes import NO_TURN, Turn
 from extproc.routing.load.reports import GaugesOf
 from extproc.routing.load.speed import Speed
 from extproc.routing.load.transfers import Transfers
@@ -103,8 +104,8 @@ class Ticket(msgspec.Struct, eq=False):
     level: int | None = None
     # The claims that its worker is about to hold its prompts.
     claims: Sequence[Claim] = ()
-    # The keys of its conversation, remembered on its worker.
-    keys: tuple[int, ...] = ()
+    # What is remembered of its conversation on its worker.
+    turn: Turn = NO_TURN
     # The ticket of the prefill worker that computes its prompt for another one.
     leg: "Ticket | None" = None
     # The media whose tokens its worker's events may show.

@@ -1,22 +1,29 @@
-"""Belonging: which worker a request's conversation belongs to, while its tokens are not known.
+"""Belonging: which worker a request's conversation belongs to, and what it holds there.
 
 It is the worker with the response that the request continues, since any other would answer with an
-error. Else it is the one to which the conversation's last request went, by its texts, or by the
-session that the client names. A session that is not known here prefers two workers that every
-router computes alike. All but the first only prefer a worker: load may move any request.
+error. Else it is the one to which the conversation's last request went, by its tokens or texts, or
+by the session that the client names. A session that is not known here prefers two workers that
+every router computes alike. All but the first only prefer a worker: load may move any request.
+
+Where tokens are known, so is what each worker holds of them: then only moves are priced by where a
+conversation is (`extproc.routing.cost.room`), and no worker is credited with more than it holds.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from extproc.requests.request import RoutingRequest
 from extproc.requests.tenant_salt import name_apart
-from extproc.routing.claims.homes import HOME_TOKENS, end_of, ends_in
-from extproc.routing.claims.marks import Marks
+from extproc.routing.claims.ends import end_of_text, ends_in_text
+from extproc.routing.claims.homes import HOME_TOKENS, NO_TURN, Homes, Turn
+from extproc.routing.claims.live_contexts import NO_CONTEXT, Context
+from extproc.routing.claims.marks import Marks, unpacked
 from extproc.routing.inputs.query import Query
 from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.savings.sessions import MAX_SESSION_LETTERS, session_credit
+from kvstate.overlap import Prompt
 
 # Why a request belongs to a worker.
 RESPONSE, CONVERSATION, SESSION = "response", "conversation", "session"
@@ -26,18 +33,18 @@ class Belonging(msgspec.Struct, frozen=True):
     """The workers that a request prefers beyond what they hold.
 
     credit: by how many tokens in all, by name, the best first; empty if it prefers none. by: why,
-    "" for no reason. keys: under which the request is remembered on the worker that gets it.
-    follows: the key of the conversation's request before it, 0 if none is known. home: the worker
-    that got that request, "" if it may not answer. is_new: whether the request may begin a
-    conversation that will be followed.
+    "" for no reason. turn: what is remembered of the request on the worker that gets it. home: the
+    worker that got the conversation's request before it, "" if none is known, or if it may not
+    answer while tokens are not known. before: what the conversation held there. begins: whether the
+    conversation has no worker: it begins, or none holds half of what is its own.
     """
 
     credit: Mapping[str, float] = {}
     by: str = ""
-    keys: tuple[int, ...] = ()
-    follows: int = 0
+    turn: Turn = NO_TURN
     home: str = ""
-    is_new: bool = False
+    before: Context = NO_CONTEXT
+    begins: bool = False
 
     @property
     def sole(self) -> str:
@@ -63,43 +70,103 @@ def belonging_of(
     Ejected workers are left out unless all are ejected. saved: the tokens that workers are expected
     to save, by name. weighed: those of the whole prompt.
     """
-    is_keyed = query.prompts and (query.media is None or query.media.is_whole)
-    if is_keyed or not query.reads_cache:
-        return NOWHERE
     homes = snapshot.homes
+    if not query.reads_cache:
+        return NOWHERE
+    if query.prompts and (query.media is None or query.media.is_whole):
+        if homes is None or len(query.prompts) != 1 or not marks:
+            return NOWHERE
+        return _of_tokens(query.prompts[0], marks[0], homes, saved, weighed, now)
     # by address, since routers with different sources may name workers differently
     names = {one.endpoint: one.name for one in map(snapshot.workers.__getitem__, places)}
+    if homes is not None and query.previous:
+        previous = name_apart(request.tenant, query.previous)
+        home = homes.find_worker((homes.key(RESPONSE, None, None, previous),), now)
+        if home in names.values():
+            credit = {home: saved.get(home, 0.0) + HOME_TOKENS}
+            return Belonging(credit, RESPONSE, Turn(_keys_of(marks)))
+    return _of_texts(request, query, marks, names, snapshot, saved, weighed, now)
+
+
+def _of_texts(
+    request: RoutingRequest,
+    query: Query,
+    marks: Sequence[Marks],
+    names: Mapping[str, str],
+    snapshot: Snapshot,
+    saved: Mapping[str, float],
+    weighed: float,
+    now: float,
+) -> Belonging:
+    """Returns to which worker a request belongs whose tokens are not known.
+
+    names: those of the workers that may answer, by endpoint.
+    """
+    homes, keys = snapshot.homes, _keys_of(marks)
     sound = [endpoint for endpoint in names if endpoint not in snapshot.ejected] or list(names)
-    able = frozenset([names[endpoint] for endpoint in sound])
     session = _session_of(request, query)
-    keys = end_of(marks[0]) if marks else ()
-    follows = 0
     if homes is not None:
-        if query.previous:
-            previous = name_apart(request.tenant, query.previous)
-            home = homes.find_worker((homes.key(RESPONSE, None, None, previous),), now)
-            if home in names.values():
-                return Belonging({home: saved.get(home, 0.0) + HOME_TOKENS}, RESPONSE, keys)
-        home, follows = homes.find(ends_in(marks[0]), now) if marks else ("", 0)
+        home, follows = homes.find(ends_in_text(marks[0]), now) if marks else ("", 0)
         by = CONVERSATION
         if session:
             named = homes.key(SESSION, query.model, query.lora, session)
             keys = (*keys, named)
             if not home:
                 (home, follows), by = homes.find((named,), now), SESSION
-        if home in able:
+        if home in [names[endpoint] for endpoint in sound]:
             credit = _at_home(home, query, snapshot, saved, weighed)
             if by == SESSION:  # its texts are new there, so a shared system elsewhere is no reason
                 credit = {home: max(credit[home], max(saved.values(), default=0.0) + HOME_TOKENS)}
-            return Belonging(credit, by, keys, follows, home)
-    is_new = homes is not None and bool(keys)
+            before = homes.context(follows)
+            turn = Turn(keys, follows, before.grown_to(weighed))
+            return Belonging(credit, by, turn, home, before)
+    begins = homes is not None and bool(keys)
+    turn = Turn(keys, 0, _begun(marks, saved, weighed))
     if not session:
-        return Belonging(by="", keys=keys, follows=follows, is_new=is_new)
+        return Belonging(turn=turn, begins=begins)
     percent = snapshot.rules.cost.uncertain_percent
-    credit = session_credit(session, sound, weighed)
-    found = {names[endpoint]: tokens * percent / 100 for endpoint, tokens in credit.items()}
-    by = SESSION if found else ""
-    return Belonging(found, by, keys, follows, is_new=is_new)
+    shares = session_credit(session, sound, weighed)
+    found = {names[endpoint]: tokens * percent / 100 for endpoint, tokens in shares.items()}
+    return Belonging(found, SESSION if found else "", turn, begins=begins)
+
+
+def _of_tokens(
+    prompt: Prompt,
+    marks: Marks,
+    homes: Homes,
+    saved: Mapping[str, float],
+    weighed: float,
+    now: float,
+) -> Belonging:
+    """Returns to which worker a request belongs whose tokens are known."""
+    end = homes.end_of(marks, prompt.tokens)
+    if end is None:
+        return NOWHERE
+    home, follows = homes.find(homes.ends_in(marks, prompt.tokens), now)
+    if not follows:
+        turn = Turn((end.key,), 0, _begun((marks,), saved, weighed), end)
+        return Belonging(turn=turn, begins=True)
+    before = homes.context(follows)
+    context = before.grown_to(weighed)
+    own_held = max(saved.values(), default=0.0) - context.shared
+    turn = Turn((end.key,), follows, context, end)
+    return Belonging({}, "", turn, home, before, begins=own_held < context.own / 2)
+
+
+def _begun(marks: Sequence[Marks], saved: Mapping[str, float], weighed: float) -> Context:
+    """Returns what a conversation holds that begins: what a worker has of it, others share."""
+    shared = min(max(saved.values(), default=0.0), weighed)
+    place = bisect_right(marks[0].lengths, shared) - 1 if marks else -1
+    if place < 0:
+        return Context(weighed)
+    key = unpacked(marks[0].keys)[place]
+    return Context(weighed - shared, shared, key)
+
+
+def _keys_of(marks: Sequence[Marks]) -> tuple[int, ...]:
+    """Returns the key of the end of a conversation known as text, none if it is too short."""
+    end = end_of_text(marks[0]) if marks else None
+    return () if end is None else (end.key,)
 
 
 def _session_of(request: RoutingRequest, query: Query) -> str:

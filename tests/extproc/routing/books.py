@@ -10,6 +10,7 @@ from extproc.requests.request import PLAIN_REQUEST, RoutingRequest
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.candidates.pins import Pin, RankChoice
 from extproc.routing.claims.claim_table import Claim, Holdings
+from extproc.routing.claims.homes import Turn
 from extproc.routing.claims.marks import Marks
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
@@ -67,13 +68,14 @@ class Fleet:
 
 
 class RecordedReports:
-    """Records what other routers would be told."""
+    """Records what other routers would be told: of claims in `lines`, and of homes."""
 
     secret = 77
 
     def __init__(self) -> None:
         self.touched: set[str] = set()
         self.lines: list[tuple[str, object]] = []
+        self.homes: list[tuple[str, object]] = []
         self.marks: dict[Claim, Marks] = {}
 
     def begin(self, claims: Sequence[Claim], endpoint: str, uncached_tokens: float) -> None:
@@ -86,14 +88,14 @@ class RecordedReports:
     def withdraw(self, claim: Claim) -> None:
         self.lines.append(("withdrawn", claim))
 
-    def note_turn(self, keys: Sequence[int], follows: int, endpoint: str) -> None:
-        self.lines.append((f"turn at {endpoint}", (tuple(keys), follows)))
+    def note_turn(self, turn: Turn, endpoint: str) -> None:
+        self.homes.append((f"turn at {endpoint}", (turn.keys, turn.follows)))
 
     def note_home(self, key: int, endpoint: str) -> None:
-        self.lines.append((f"home at {endpoint}", key))
+        self.homes.append((f"home at {endpoint}", key))
 
     def note_not_computed(self, keys: Sequence[int], endpoint: str) -> None:
-        self.lines.append((f"over at {endpoint}", tuple(keys)))
+        self.homes.append((f"over at {endpoint}", tuple(keys)))
 
 
 def books(config: Config, fleet: Fleet, reporter: "RecordedReports | None" = None) -> Ledger:

@@ -16,7 +16,8 @@ from extproc.requests.outline import beginning_of
 from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.claims.claim_table import ClaimTable, Holdings
-from extproc.routing.claims.homes import Homes, end_of
+from extproc.routing.claims.ends import end_of_text
+from extproc.routing.claims.homes import Homes
 from extproc.routing.cost.survey import Survey
 from extproc.routing.cost.term import Charge
 from extproc.routing.decide import decide
@@ -315,7 +316,9 @@ def test_explanation_says_what_decided_without_known_tokens() -> None:
 
 def test_explanation_says_that_a_conversation_decided_where_nothing_is_held() -> None:
     homes, sent, said = Homes(1), ClaimTable(1), beginning_of(b"word " * 400)
-    homes.note(end_of(sent.text_marks("m", said)), Holdings("b"), 0.0)
+    end = end_of_text(sent.text_marks("m", said))
+    assert end is not None
+    homes.note([end.key], Holdings("b"), 0.0)
     asked = Query("m", reason="no_tokenizer", outline=said)
     made = decision(asked, held={}, homes=homes, claims=sent)
     assert (made.pick[0], decided_by(made)) == ("b:1", "conversation")

@@ -12,6 +12,7 @@ from extproc.config.schema import Config, Cost, Model
 from extproc.requests.outline import beginning_of
 from extproc.requests.request import NO_HEAD, RoutingRequest
 from extproc.routing.claims.claim_table import Claim, ClaimTable, Expected, Holdings
+from extproc.routing.claims.homes import NO_TURN
 from extproc.routing.health.evidence import RULES, Judge
 from extproc.routing.inputs.query import Query
 from extproc.routing.ledger import REQUESTS_A_LOOK, Ledger
@@ -331,7 +332,7 @@ def test_what_is_released_is_gone_whatever_came_before_and_however_often(
     lines = len(told.lines)
     for ticket in tickets:
         one.release(ticket, 0.3)
-        assert (ticket.claims, ticket.keys) == ((), ())
+        assert (ticket.claims, ticket.turn) == ((), NO_TURN)
     assert len(told.lines) == lines
     assert [one.loads.in_flight(worker.endpoint) for worker in WORKERS] == [0, 0, 0]
 
@@ -435,13 +436,13 @@ def test_other_routers_are_told_where_conversations_and_responses_belong() -> No
     query = Query("m", reason="no_tokenizer", outline=said, session="s", salt=None)
 
     def homes() -> list[tuple[str, object]]:
-        lines, told.lines = told.lines, []
-        return [line for line in lines if line[0].split()[0] in ("turn", "home", "over")]
+        lines, told.homes = told.homes, []
+        return lines
 
     made = decided(one, query)
     ticket = one.book(made, 0.0)
     assert ticket is not None
-    keys = made.basis.belonging.keys
+    keys = made.basis.belonging.turn.keys
     assert (homes(), len(keys)) == ([(f"turn at {ticket.endpoint}", (keys, 0))], 2)
     other = next(each for each in WORKERS if each.endpoint != ticket.endpoint)
     one.move(ticket, other.name, other.endpoint, 0.1)
@@ -452,8 +453,9 @@ def test_other_routers_are_told_where_conversations_and_responses_belong() -> No
     one.note_response(other.name, "resp_1", 0.2)
     one.homes.note((), Holdings("gone"), 0.2)
     assert [line for line, _ in homes()] == [f"home at {other.endpoint}"]
-    one.book(decided(one), 0.3)
-    assert homes() == []  # its tokens are known
+    keyed = decided(one)
+    one.book(keyed, 0.3)
+    assert homes() == [(f"turn at {keyed.pick[0]}", (keyed.basis.belonging.turn.keys, 0))]
 
 
 def test_snapshot_follows_the_policy_that_a_request_names() -> None:
@@ -475,7 +477,7 @@ def test_book_fills_a_cache_of_known_size_by_what_was_not_there() -> None:
     one = ledger()
     holdings = [one.fleet.holdings(each.name) for each in WORKERS]
     for each in holdings:
-        each.capacity_tokens = 500
+        each.capacity_tokens, each.is_blind = 500, True
     for number in range(2 * len(WORKERS)):  # of 1,000 tokens each, all of them new
         prompt = Prompt("m", array("I", range(1000 * number, 1000 * number + 1000)))
         one.book(decided(one, replace(QUERY, prompts=[prompt])), 5.0 + number)

@@ -118,6 +118,7 @@ async def test_conversation_does_not_count_where_its_cache_has_no_room_left(rout
     held = first.basis.prompt_tokens
     for record in router._workers.records.values():
         record.holdings.capacity_tokens = 3 * held
+        record.holdings.is_blind = True
     for number in range(8):  # each of its own, and spread
         await turn(router, "tiny", f"{number} question " * 200)
     again = await turn(router, "tiny", "3 question " * 200)

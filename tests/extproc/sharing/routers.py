@@ -7,7 +7,7 @@ import msgspec
 
 from extproc.media.identities import Identities
 from extproc.routing.claims.claim_table import Claim, ClaimTable, Holdings
-from extproc.routing.claims.homes import Homes
+from extproc.routing.claims.homes import Homes, Turn
 from extproc.routing.claims.marks import Marks
 from extproc.routing.load.endpoint_load import EndpointLoad
 from extproc.routing.load.loads import Load, Loads
@@ -108,16 +108,17 @@ class Router:
 
     def turn(self, keys: Sequence[int], follows: int, worker: str, now: float) -> None:
         """Sends a conversation's request to a worker."""
-        self.homes.turn(keys, follows, self.holdings[worker], now)
-        self.reporter.note_turn(keys, follows, worker)
+        turn = Turn(tuple(keys), follows)
+        self.homes.turn(turn, self.holdings[worker], now)
+        self.reporter.note_turn(turn, worker)
 
     def home_of(self, key: int, now: float) -> str:
         """The worker that is the home of a key, "" if none is known."""
         return self.homes.find_worker((key,), now).removeprefix("name of ")
 
-    def live(self, worker: str, now: float) -> int:
+    def live(self, worker: str, now: float) -> float:
         """How many conversations count at a worker."""
-        return self.holdings[worker].conversations.live(now)
+        return self.holdings[worker].contexts.occupancy(now).conversations
 
 
 def tell_all(routers: Sequence[Router], now: float) -> None:

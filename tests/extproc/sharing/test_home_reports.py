@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.routing.claims.claim_table import Holdings
-from extproc.routing.claims.homes import Homes
+from extproc.routing.claims.homes import Homes, Turn
 from extproc.sharing.home_reports import MAX_KNOWN, MAX_WAITING, HomeReports, known_homes
 from extproc.sharing.messages import (
     KEYS_OF_HOME,
@@ -111,14 +111,14 @@ def test_homes_told_again_change_nothing() -> None:
 @pytest.mark.parametrize(("since", "home"), [(2.0, "b"), (1.0, "a"), (0.5, "a")])
 def test_learn_keeps_the_later_home(since: float, home: str) -> None:
     homes = Homes(1)
-    homes.turn((7,), 0, Holdings("a"), 1.0)
+    homes.turn(Turn((7,)), Holdings("a"), 1.0)
     homes.learn(7, Holdings("b"), since)
     assert homes.find_worker((7,), 3.0) == home
 
 
 def test_learn_replaces_a_home_that_lost_its_cache() -> None:
     homes, a = Homes(1), Holdings("a")
-    homes.turn((7,), 0, a, 1.0)
+    homes.turn(Turn((7,)), a, 1.0)
     a.lose(2.0)
     homes.learn(7, Holdings("b"), 0.5)
     assert homes.find_worker((7,), 3.0) == "b"
@@ -135,7 +135,7 @@ def test_homes_at_workers_that_are_not_known_are_counted() -> None:
 def test_changes_that_wait_are_bounded() -> None:
     reports = HomeReports()
     for key in range(MAX_WAITING + 3):
-        reports.note_turn(A_ID, [key] * (KEYS_OF_HOME + 1), key)
+        reports.note_turn(A_ID, Turn((key,) * (KEYS_OF_HOME + 1), key))
     reports.note_not_computed(A_ID, range(KEYS_OF_HOME + 1))
     taken = reports.take()
     assert (len(taken), reports.dropped) == (MAX_WAITING, 4)
@@ -188,6 +188,6 @@ def test_homes_of_a_router_that_sends_too_many_are_left_out() -> None:
         news = RouterReport("one", 1, 3 + sequence, wall_us(0.0), homes=many[2:])
         other.hear([encoded(news, KEYS)], 0.0)
     assert other.others.excess_claims == 2 + len(many) - 2
-    late = RouterReport("one", 1, 999, wall_us(0.0), homes=(turn_report(A_ID, (7,), 0),))
+    late = RouterReport("one", 1, 999, wall_us(0.0), homes=(turn_report(A_ID, Turn((7,))),))
     other.hear([encoded(late, KEYS)], 0.0)
     assert other.others.excess_claims == 3 + len(many) - 2

@@ -5,7 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.claims.marks import LENGTHS, Marks, packed
+from extproc.routing.claims.ends import End
+from extproc.routing.claims.homes import Turn
+from extproc.routing.claims.live_contexts import Context
+from extproc.routing.claims.marks import LAST_TOKENS, LENGTHS, Marks, packed
 from extproc.routing.load.loads import Gauges
 from extproc.routing.load.reports import MAX_WORKERS, WorkerLoadReport
 from extproc.sharing.messages import (
@@ -48,8 +51,21 @@ OUTLINES = st.dictionaries(st.integers(1, 63), st.integers(0, 2**64 - 1), min_si
 )
 KEY = st.integers(0, 2**64 - 1)
 KNOWN = st.dictionaries(KEY, st.integers(0, 2**40), min_size=1, max_size=KEYS_OF_HOME)
+TURNS = st.builds(
+    Turn,
+    keys=st.lists(KEY, min_size=1, max_size=3).map(tuple),
+    follows=KEY,
+    context=st.builds(Context, st.integers(0, 2**33), st.integers(0, 2**33), KEY),
+    end=st.none() | st.builds(End, KEY, KEY, st.integers(1, 2**20)),
+)
+LONGEST_TURN = Turn(
+    (1,) * (MAX_HOME_KEYS // MAX_HOMES),
+    2**64 - 1,
+    Context(2.0**33, 2.0**33, 2**64 - 1),
+    End(1, 2**64 - 1, LAST_TOKENS),
+)
 HOMES = (
-    st.builds(turn_report, NUMBER, st.lists(KEY, min_size=1, max_size=3), KEY)
+    st.builds(turn_report, NUMBER, TURNS)
     | st.builds(
         lambda worker, known: known_report(worker, list(known), list(known.values())), NUMBER, KNOWN
     )
@@ -191,7 +207,7 @@ def test_decoded_accepts_the_longest_message() -> None:
         (2**63 - 1,) * MAX_OVER,
         (Challenge(bytes(8), 2**63 - 1),) * MAX_CHALLENGES,
         (2**63 - 1,) * MAX_CHALLENGES,
-        homes=(turn_report(2**63 - 1, (1,) * (MAX_HOME_KEYS // MAX_HOMES), 2**64 - 1),) * MAX_HOMES,
+        homes=(turn_report(2**63 - 1, LONGEST_TURN),) * MAX_HOMES,
     )  # fmt: skip
     wire = encoded(news, KEYS)
     assert len(wire) <= MAX_BYTES

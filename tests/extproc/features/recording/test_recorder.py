@@ -30,6 +30,7 @@ from extproc.features.recording.recorder import (
 from extproc.observing.outcomes import Outcome
 from extproc.observing.usage import Usage
 from extproc.requests.tenant_salt import Tenant
+from extproc.routing.claims.homes import Turn
 from extproc.routing.decision import Decision, Verdict
 from extproc.routing.savings.belonging import Belonging
 from kvstate.overlap import Prompt
@@ -159,7 +160,7 @@ def test_recorder_writes_a_line_in_mooncake_format(
 def unkeyed(*keys: int, follows: int = 0) -> Decision:
     """A decision on a request without known tokens, with the keys of its conversation."""
     made = decision(0)
-    return replace(made, basis=replace(made.basis, belonging=Belonging(keys=keys, follows=follows)))
+    return replace(made, basis=replace(made.basis, belonging=Belonging(turn=Turn(keys, follows))))
 
 
 def test_recorder_writes_reported_lengths_and_sessions_where_tokens_are_not_known(

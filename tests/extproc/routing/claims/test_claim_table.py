@@ -377,7 +377,7 @@ def test_withdraw_keeps_ended_claims_for_any_number_of_claims_of_a_mark(
 def filled(capacity: int | None, *sent: int) -> Holdings:
     """The record of a worker to which so many new tokens were sent, one request a second."""
     holdings = Holdings("w")
-    holdings.capacity_tokens = capacity
+    holdings.capacity_tokens, holdings.is_blind = capacity, True
     for now, tokens in enumerate(sent, 1):
         holdings.fill(tokens, float(now))
     return holdings

@@ -3,7 +3,8 @@ from hypothesis import strategies as st
 
 from extproc.requests.outline import beginning_of
 from extproc.routing.claims.claim_table import Holdings
-from extproc.routing.claims.homes import HOME_SECONDS, Homes, end_of, ends_in
+from extproc.routing.claims.ends import end_of_text, ends_in_text
+from extproc.routing.claims.homes import HOME_SECONDS, Homes, Turn
 from extproc.routing.claims.marks import NO_MARKS, marks_of_outline, unpacked
 
 
@@ -61,45 +62,64 @@ def test_name_has_another_key_for_another_model_kind_and_secret() -> None:
 def test_end_of_a_conversation_is_among_those_of_its_next_turn(text: bytes, more: bytes) -> None:
     one = beginning_of(text)
     marks = marks_of_outline(1, one)
-    assert end_of(marks)[0] in ends_in(marks)
+    end = end_of_text(marks)
+    assert end is not None
+    assert end.key in ends_in_text(marks)
     longer = marks_of_outline(1, beginning_of(text + more))
     keys, others = unpacked(marks.keys), unpacked(longer.keys)
     common = sum(key == other for key, other in zip(keys, others, strict=False))
-    same = ends_in(longer)[len(others) - common :]
-    assert set(ends_in(longer)) & set(ends_in(marks)) == set(same)
+    same = ends_in_text(longer)[len(others) - common :]
+    assert set(ends_in_text(longer)) & set(ends_in_text(marks)) == set(same)
 
 
 def test_short_conversation_has_no_end() -> None:
-    assert end_of(NO_MARKS) == ()
+    assert end_of_text(NO_MARKS) is None
+
+
+def live(worker: Holdings, now: float) -> float:
+    """How many conversations count at a worker."""
+    return worker.contexts.occupancy(now).conversations
 
 
 def test_conversation_counts_only_at_the_worker_of_its_last_request() -> None:
     homes, a, b = Homes(1), Holdings("a"), Holdings("b")
-    homes.turn((7, 70), 0, a, 1.0)
-    homes.turn((8, 70), 7, a, 2.0)
-    assert (a.conversations.live(2.0), b.conversations.live(2.0)) == (1, 0)
-    homes.turn((9, 70), 8, b, 3.0)
-    assert (a.conversations.live(3.0), b.conversations.live(3.0)) == (0, 1)
-    homes.turn((9, 70), 0, a, 4.0)  # served elsewhere
-    assert (a.conversations.live(4.0), b.conversations.live(4.0)) == (1, 0)
-    homes.turn((10,), 7, b, 5.0)  # another one went on from the first request
-    assert (a.conversations.live(5.0), b.conversations.live(5.0)) == (1, 1)
+    homes.turn(Turn((7, 70), 0), a, 1.0)
+    homes.turn(Turn((8, 70), 7), a, 2.0)
+    assert (live(a, 2.0), live(b, 2.0)) == (
+        1,
+        0,
+    )
+    homes.turn(Turn((9, 70), 8), b, 3.0)
+    assert (live(a, 3.0), live(b, 3.0)) == (
+        0,
+        1,
+    )
+    homes.turn(Turn((9, 70), 0), a, 4.0)  # served elsewhere
+    assert (live(a, 4.0), live(b, 4.0)) == (
+        1,
+        0,
+    )
+    homes.turn(Turn((10,), 7), b, 5.0)  # another one went on from the first request
+    assert (live(a, 5.0), live(b, 5.0)) == (
+        1,
+        1,
+    )
     homes.forget((9,))
-    assert a.conversations.live(5.0) == 0
+    assert live(a, 5.0) == 0
     assert homes.find((9, 7), 5.0) == ("a", 7)
 
 
 def test_worker_that_lost_its_cache_has_no_conversation() -> None:
     homes, a = Homes(1), Holdings("a")
-    homes.turn((7,), 0, a, 1.0)
+    homes.turn(Turn((7,), 0), a, 1.0)
     a.lose(2.0)
-    homes.turn((8,), 0, a, 3.0)
-    homes.turn((9,), 7, a, 4.0)
-    assert a.conversations.live(4.0) == 2
+    homes.turn(Turn((8,), 0), a, 3.0)
+    homes.turn(Turn((9,), 7), a, 4.0)
+    assert live(a, 4.0) == 2
     a.lose()
-    homes.turn((10,), 9, a, 5.0)
+    homes.turn(Turn((10,), 9), a, 5.0)
     homes.forget((10,))
-    assert a.conversations.live(5.0) == 0
+    assert live(a, 5.0) == 0
 
 
 @given(
@@ -111,7 +131,7 @@ def test_conversations_of_all_workers_are_never_more_than_homes(
 ) -> None:
     homes, workers = Homes(1, most), {name: Holdings(name) for name in "ab"}
     for key, follows, name in turns:
-        homes.turn((key,), follows, workers[name], 1.0)
-        live = [each.conversations.live(1.0) for each in workers.values()]
-        assert min(live) >= 0
-        assert 1 <= sum(live) <= len(homes)
+        homes.turn(Turn((key,), follows), workers[name], 1.0)
+        counts = [live(each, 1.0) for each in workers.values()]
+        assert min(counts) >= 0
+        assert 1 <= sum(counts) <= len(homes)

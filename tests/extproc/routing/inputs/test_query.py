@@ -1,5 +1,6 @@
 from array import array
 
+from extproc.routing.claims.live_contexts import Occupancy
 from extproc.routing.inputs.query import Query, Variant
 from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
@@ -21,6 +22,6 @@ def test_query_is_told_to_each_worker_as_its_engine_reads_it() -> None:
     }
 
 
-def test_snapshot_of_no_counts_has_no_conversations() -> None:
+def test_snapshot_of_no_counts_has_no_live_contexts() -> None:
     snapshot = Snapshot([], [], lambda _, __: Load(), "cost", 0)
-    assert snapshot.conversations("a worker", 0.0) == 0
+    assert snapshot.occupancy("a worker", 0.0) == Occupancy()

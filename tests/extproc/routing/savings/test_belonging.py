@@ -15,7 +15,8 @@ from extproc.requests.tenant_salt import Tenant, name_apart
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.claims.claim_table import ClaimTable, Holdings
 from extproc.routing.claims.homes import HOME_TOKENS, Homes
-from extproc.routing.cost.crowding import CONVERSATIONS
+from extproc.routing.claims.live_contexts import Occupancy
+from extproc.routing.cost.room import CONVERSATIONS
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
 from extproc.routing.explain import explanation, reason_sentence
@@ -54,7 +55,7 @@ class Fleet:
     ) -> Decision:
         here = Snapshot(
             WORKERS, [], lambda name, _: loads.get(name[0], Load()), "cost", 0,
-            claims=self.sent, homes=self.homes, conversations=self.live,
+            claims=self.sent, homes=self.homes, occupancy=self.occupancy,
         )  # fmt: skip
         return decide(request, asked, msgspec.structs.replace(here, **known), 1.0, Random(0))
 
@@ -62,11 +63,10 @@ class Fleet:
         made = self.decide(asked, request=request)
         for marks in made.marks:
             self.sent.record(self.holdings[worker], marks, 0.0)
-        belonging = made.basis.belonging
-        self.homes.turn(belonging.keys, belonging.follows, self.holdings[worker], 0.0)
+        self.homes.turn(made.basis.belonging.turn, self.holdings[worker], 0.0)
 
-    def live(self, worker: str, now: float) -> int:
-        return self.holdings[worker].conversations.live(now)
+    def occupancy(self, worker: str, now: float) -> Occupancy:
+        return self.holdings[worker].contexts.occupancy(now)
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_response_is_continued_where_it_is_kept_whatever_the_load(fleet: Fleet) 
 
 def test_request_whose_salt_is_unknown_has_no_end(fleet: Fleet) -> None:
     asked = msgspec.structs.replace(query("one"), salt="")
-    assert fleet.decide(asked).basis.belonging.keys == ()
+    assert fleet.decide(asked).basis.belonging.turn.keys == ()
 
 
 # A shared system is worth one conversation, so a worker may get one more than it had beyond others.
@@ -164,7 +164,7 @@ def test_live_conversations_never_differ_by_more_than_two_between_equal_workers(
         session = f"s{number}" if is_named else ""
         asked = query(systems[system], f"task {number}", session=session)
         fleet.send(asked, fleet.decide(asked).worker)
-        live = [fleet.live(name, 1.0) for name in "abc"]
+        live = [fleet.occupancy(name, 1.0).conversations for name in "abc"]
         assert max(live) - min(live) <= MOST_APART
         assert sum(live) == number + 1
 
@@ -223,7 +223,7 @@ def test_session_of_another_tenant_is_another_one(fleet: Fleet) -> None:
     own = fleet.decide(query("else", session="s"), request=of_tenant(b"a")).basis.belonging
     other = fleet.decide(query("else", session="s"), request=of_tenant(b"c")).basis.belonging
     assert (own.home, other.home) == ("b", "")
-    assert own.keys[-1] != other.keys[-1]
+    assert own.turn.keys[-1] != other.turn.keys[-1]
 
 
 def test_response_of_another_tenant_is_not_known(fleet: Fleet) -> None:
