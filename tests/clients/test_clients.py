@@ -153,6 +153,40 @@ async def test_agents_are_keyed_exactly_and_stay_with_their_workers(
             await held(system, turns[-1])
 
 
+@pytest.mark.parametrize("client", STARTS)
+async def test_conversations_of_one_client_use_all_workers_and_keep_theirs(
+    tmp_path: Path, model: Path, request: pytest.FixtureRequest, client: str
+) -> None:
+    why = vllm_engine.missing()
+    if why:
+        pytest.skip(f"no renderer of prompts: {why}")
+    changes = {"models": [{"name": MODEL, "tokenizer": str(model)}]}
+    async with (
+        rendering(vllm_engine.PYTHON, model) as renderer,
+        fronted(
+            changes,
+            ANSWER_SECONDS,
+            renderer,
+            names_engine=True,
+            blocks=BLOCKS,
+            block_size_tokens=BLOCK_TOKENS,
+            max_model_len_tokens=CONTEXT_TOKENS,
+        ) as (system, fronts),
+    ):
+        await all_converse(system.envoy, tmp_path / "homes", CONVERSATIONS, [client])
+        found = conversations(fronts)
+        stays = stays_of(client, found)
+        kept = f"{stays.stayed} of {stays.later}"
+        add_row(
+            request.node,
+            RAN,
+            f"{client:<14}{'one client alone':<26}{stays.requests:>9}{kept:>17}  {stays.spread}",
+        )
+        assert len(stays.spread) == len(fronts)
+        assert max(stays.spread) <= stays.requests / 2
+        assert stays.later - stays.stayed <= stays.later / 60, await decided(system, found)
+
+
 async def test_agents_stay_with_workers_whose_tokens_are_not_known(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

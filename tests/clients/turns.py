@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -27,12 +27,14 @@ class Stays(NamedTuple):
     spread: list[int]
 
 
-async def all_converse(url: str, folder: Path, count: int) -> list[Session]:
+async def all_converse(
+    url: str, folder: Path, count: int, clients: Iterable[str] = STARTS
+) -> list[Session]:
     """Runs this many conversations of each client, all at once."""
     async with asyncio.TaskGroup() as group:  # ends the others if one fails
         asked = [
             group.create_task(converse(client, number, url, folder))
-            for client in STARTS
+            for client in clients
             for number in range(count)
         ]
     return [one.result() for one in asked]

@@ -42,7 +42,7 @@ class Occupancy(NamedTuple):
 
     conversations: how many that are expected to return live there. tokens: of their contexts, a
     shared prefix once. capacity: the size of the cache in tokens, None if it is not known.
-    returning: the share of the conversations, of all workers, that return after their first request.
+    returning: the share of all conversations that return after their first request.
     """
 
     conversations: float = 0.0
