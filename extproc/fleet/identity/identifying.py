@@ -26,6 +26,7 @@ from extproc.fleet.records.engine_identity import (
     EngineAnswer,
     EngineRecord,
     arguments_in,
+    cache_tokens_in_info,
     caches_in_info,
     drafts_in_metrics,
     engine_of_metrics,
@@ -205,6 +206,7 @@ def _engine_answer(engine: Engine, answer: bytes, path: str) -> EngineAnswer:
         "" if arguments else f"{path}: its arguments cannot be read",
         arguments,
         caches=caches_in_info(answer),
+        cache_tokens=cache_tokens_in_info(answer),
     )
 
 

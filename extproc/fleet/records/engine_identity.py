@@ -7,7 +7,7 @@ its arguments and `version`.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -21,7 +21,7 @@ from extproc.base.engine import (
     Release,
     release_of,
 )
-from extproc.config.schema import WorkerEngine
+from extproc.config.schema import MAX_RANKS, WorkerEngine
 from kvstate.errors import printable
 from kvstate.undecodable import UNDECODABLE
 
@@ -33,6 +33,9 @@ _FAMILIES = {VLLM: b"vllm:", SGLANG: b"sglang:"}
 
 # Characters of a worker's word that are shown, and of an argument that are kept.
 MAX_SHOWN = 60
+
+# No cache holds more tokens on one rank.
+MOST_CACHE_TOKENS = 2**40
 MAX_ARGUMENT = 4_096
 
 UNASKED = "it was not asked yet"
@@ -40,6 +43,11 @@ UNASKED = "it was not asked yet"
 
 class _CacheArguments(msgspec.Struct):
     disable_radix_cache: bool | None = None
+
+
+class _CacheSize(msgspec.Struct):
+    max_total_num_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_CACHE_TOKENS)] | None = None
+    dp_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)] = 1
 
 
 class _Card(msgspec.Struct):
@@ -105,6 +113,20 @@ def caches_in_info(answer: bytes) -> bool | None:
     except UNDECODABLE:
         return None
     return None if is_off is None else not is_off
+
+
+def cache_tokens_in_info(answer: bytes) -> int | None:
+    """Returns how many tokens an SGLang can cache, on all ranks, by its answer to GET /server_info.
+
+    It says so of one rank (0.5.23, get_init_info in srt/managers/scheduler.py). None if that is not
+    known.
+    """
+    try:
+        size = msgspec.json.decode(answer, type=_CacheSize)
+    except UNDECODABLE:
+        return None
+    tokens = size.max_total_num_tokens
+    return None if tokens is None else tokens * size.dp_size
 
 
 def release_in(answer: bytes) -> Release | str:

@@ -90,9 +90,9 @@ async def test_engine_that_counts_drafts_is_uncertain_from_the_start() -> None:
         assert status["reuse"]["uncertain_because"] == "draft_drop"
 
 
-@pytest.mark.parametrize(("events", "size"), [("", 1600), (", events: auto", None)])
+@pytest.mark.parametrize(("events", "is_blind"), [("", True), (", events: auto", False)])
 async def test_cache_size_bounds_the_record_of_workers_without_events(
-    events: str, size: int | None
+    events: str, is_blind: bool
 ) -> None:
     cache = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0\n'
     answers = {"v1/models": models("vllm"), "version": {"version": "0.32.0"}}
@@ -102,7 +102,8 @@ async def test_cache_size_bounds_the_record_of_workers_without_events(
     ):
         await until_runs(one, "vllm", 0, 32, 0)
         assert one.engine_answer.cache_tokens == 1600
-        assert one.holdings.capacity_tokens == size
+        assert one.holdings.capacity_tokens == 1600
+        assert one.holdings.is_blind == is_blind
 
 
 async def test_worker_that_hides_its_models_is_known_by_its_metrics() -> None:

@@ -25,6 +25,7 @@ from extproc.fleet.records.engine_identity import (
     EngineAnswer,
     EngineRecord,
     arguments_in,
+    cache_tokens_in_info,
     caches_in_info,
     engine_of_metrics,
     identity_of,
@@ -224,6 +225,15 @@ def test_sglang_says_whether_prefixes_are_cached() -> None:
     assert caches_in_info(encoded(SERVER_INFO)) is None
 
 
+def test_sglang_says_how_large_the_cache_of_each_rank_is() -> None:
+    sized = {**SERVER_INFO, "max_total_num_tokens": 40_000}
+    assert cache_tokens_in_info(encoded(sized)) == 40_000
+    assert cache_tokens_in_info(encoded({**sized, "dp_size": 4})) == 160_000
+    assert cache_tokens_in_info(encoded(SERVER_INFO)) is None
+    assert cache_tokens_in_info(encoded({**sized, "max_total_num_tokens": -1})) is None
+
+
 @pytest.mark.parametrize("answer", NONSENSE)
 def test_nonsense_says_nothing_of_the_cache(answer: bytes) -> None:
     assert caches_in_info(answer) is None
+    assert cache_tokens_in_info(answer) is None

@@ -1,0 +1,152 @@
+from array import array
+from collections.abc import Iterator, Sequence
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from extproc.requests.request import PLAIN_REQUEST
+from extproc.routing.candidates.eligibility import Candidate
+from extproc.routing.claims.claim_table import ClaimTable, Holdings
+from extproc.routing.claims.homes import Homes
+from extproc.routing.claims.live_contexts import Occupancy
+from extproc.routing.cost.room import CONVERSATIONS, evicted
+from extproc.routing.decide import decide
+from extproc.routing.decision import Decision
+from extproc.routing.inputs.query import Query
+from extproc.routing.inputs.snapshot import Snapshot
+from extproc.routing.load.loads import Load
+from kvstate.overlap import Overlap, Prompt
+
+WORKERS = [Candidate(name, f"{name}:1") for name in "abc"]
+CAPACITY = 40_000
+SYSTEM = range(4_000)
+
+
+class Fleet:
+    """Three equal workers whose caches hold what was sent there, and never evict."""
+
+    def __init__(self, capacity: int | None = CAPACITY) -> None:
+        self.capacity = capacity
+        self.homes, self.claims, self.now = Homes(1), ClaimTable(1), 0.0
+        self.holdings = {one.name: Holdings(one.name) for one in WORKERS}
+        self.sent: dict[str, list[Sequence[int]]] = {one.name: [] for one in WORKERS}
+
+    def occupancy(self, name: str, now: float) -> Occupancy:
+        return self.holdings[name].contexts.occupancy(now, self.capacity)
+
+    def decide(self, tokens: Sequence[int], **known: object) -> Decision:
+        held = {
+            name: Overlap(1, (most, 0, 0, 0))
+            for name, sent in self.sent.items()
+            if (most := max([_common(tokens, one) for one in sent], default=0))
+        }
+        here = Snapshot(
+            WORKERS, [held], lambda _, __: Load(), "cost", 0,
+            claims=self.claims, homes=self.homes, occupancy=self.occupancy,
+        )  # fmt: skip
+        query = Query("m", [Prompt("m", array("I", tokens))])
+        return decide(PLAIN_REQUEST, query, replace(here, **known), self.now, Random(0))
+
+    def send(self, tokens: Sequence[int], worker: str = "", **known: object) -> str:
+        """Sends a request where it is decided, or to a worker; returns where."""
+        made = self.decide(tokens, **known)
+        worker = worker or made.worker
+        self.homes.turn(made.basis.belonging.turn, self.holdings[worker], self.now)
+        self.sent[worker].append(tokens)
+        self.now += 1.0
+        return worker
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    count = 0
+    for mine, its in zip(one, other, strict=False):
+        if mine != its:
+            break
+        count += 1
+    return count
+
+
+def conversation(number: int, own: int, turns: int = 1) -> Iterator[Sequence[int]]:
+    """The prompts of a conversation that begins with the common system, each with more tokens."""
+    for turn in range(turns):
+        yield [*SYSTEM, *range(100_000 * number, 100_000 * number + own * (turn + 1))]
+
+
+@given(st.integers(0, 99_999), st.integers(0, 99_999), st.integers(1, 50_000))
+def test_evicted_tokens_grow_with_what_is_there_and_are_at_most_those_added(
+    occupied: int, more: int, capacity: int
+) -> None:
+    found = evicted(occupied, more, capacity)
+    assert 0.0 <= found <= more * (1 + 1e-9) + 1e-6
+    assert evicted(occupied + 10, more, capacity) >= found - 1e-6
+    assert evicted(occupied, more, None) == 0.0
+    if occupied >= capacity:
+        assert found == pytest.approx(more)
+
+
+def test_conversations_with_one_system_are_spread_over_idle_workers() -> None:
+    fleet = Fleet()
+    placed = [fleet.send(next(conversation(n, 300))) for n in range(1, 9)]
+    assert min(map(placed.count, "abc")) >= 2
+
+
+def test_conversations_are_spread_where_the_size_of_caches_is_not_known() -> None:
+    fleet = Fleet(None)
+    placed = [fleet.send(next(conversation(n, 300))) for n in range(1, 9)]
+    assert min(map(placed.count, "abc")) >= 2
+
+
+def test_conversation_begins_where_live_contexts_leave_room() -> None:
+    fleet = Fleet()
+    for number, (worker, own) in enumerate((("a", 20_000), ("b", 15_000), ("c", 1_000)), 1):
+        fleet.send(next(conversation(number, own)), worker)
+        fleet.send(list(conversation(number, own, 2))[1], worker)
+    assert fleet.send(next(conversation(9, 3_000))) == "c"
+
+
+def test_conversation_that_lost_its_cache_is_placed_as_one_that_begins() -> None:
+    fleet = Fleet()
+    first, second = conversation(1, 3_000, 2)
+    fleet.send(first, "a")
+    for number in range(2, 5):
+        fleet.send(next(conversation(number, 9_000)), "a")
+    fleet.sent["a"].clear()
+    made = fleet.decide(second)
+    assert made.basis.belonging.begins
+    assert (made.basis.belonging.home, made.worker != "a") == ("a", True)
+
+
+def test_held_conversation_is_moved_only_for_more_than_a_move_costs() -> None:
+    fleet = Fleet()
+    first, second = conversation(1, 3_000, 2)
+    fleet.send(first, "a")
+
+    def busy(tokens: float) -> Decision:
+        return fleet.decide(second, load=lambda name, _: Load(0, tokens if name == "a:1" else 0.0))
+
+    held = busy(0.0)
+    assert (held.worker, held.basis.charges) == ("a", {})
+    costs = [cost for cost in held.basis.costs if cost is not None]
+    dearer = min(costs[1:]) - costs[0]
+    assert busy(dearer + 900.0).worker == "a"
+    assert CONVERSATIONS in busy(dearer + 900.0).basis.charges
+    assert busy(2 * dearer + 20_000.0).worker != "a"
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from("abc")), max_size=20))
+def test_occupancy_is_the_own_tokens_of_each_conversation_where_it_was_last(
+    turns: list[tuple[int, str]],
+) -> None:
+    fleet, last = Fleet(), dict[int, tuple[str, int]]()
+    prompts = {number: conversation(number, 500, 20) for number in range(1, 5)}
+    for number, worker in turns:
+        fleet.send(next(prompts[number]), worker)
+        last[number] = worker, last.get(number, ("", 0))[1] + 500
+    for name in "abc":
+        own = sum(tokens for worker, tokens in last.values() if worker == name)
+        found = fleet.occupancy(name, fleet.now)
+        assert found.conversations == sum(worker == name for worker, _ in last.values())
+        assert own <= found.tokens <= own + 2 * len(SYSTEM)
