@@ -105,7 +105,7 @@ LOAD, POLICY, CACHE, TEXTS, SPREAD = "load", "policy", "cache", "texts", "spread
 _WORDS = {
     LOAD: "load alone decided",
     POLICY: "the policy decided",
-    SPREAD: "fewer conversations live there than at the worker with most of its text",
+    SPREAD: "the conversations that live at the worker with most of it leave less room there",
     SESSION: "its session decided",
     CONVERSATION: "its conversation decided",
     RESPONSE: "only the worker that keeps the response can go on",
@@ -124,8 +124,9 @@ def decided_by(decision: Decision) -> str:
 
     cache: what the worker holds or was sent, by tokens. texts: the same by the record of texts, for
     a request whose tokens are not known. conversation, session, response: where the request
-    belongs. policy: one that ignores caches. load: nothing else. spread: a new conversation avoids
-    a worker that would have been the best, because more conversations live there.
+    belongs, or what it would have left, if a move cost nothing. policy: one that ignores caches.
+    load: nothing else. spread: a conversation avoids a worker that would have been the best,
+    because of those that live there.
     """
     if not decision.pick:
         return ""
@@ -135,7 +136,7 @@ def decided_by(decision: Decision) -> str:
     if not POLICIES[basis.policy].reads_caches:
         return POLICY
     if _is_spread(decision):
-        return SPREAD
+        return CONVERSATION if basis.belonging.home == worker else SPREAD
     claimed = basis.claims_on(worker)
     if basis.certain_tokens or basis.uncertain_tokens or claimed.saved:
         return CACHE if basis.prompt_tokens else TEXTS
@@ -157,7 +158,8 @@ def _is_spread(decision: Decision) -> bool:
 
 def _session_worker(decision: Decision) -> str | None:
     """Returns the endpoint of the conversation's worker, None if it belongs to none."""
-    first = next(iter(decision.basis.belonging.credit), None)
+    belonging = decision.basis.belonging
+    first = next(iter(belonging.credit), belonging.home)
     return next((one.endpoint for one in decision.basis.workers if one.name == first), None)
 
 
@@ -223,7 +225,8 @@ def _reason(decision: Decision) -> str:
         words += f"; it pulls {decision.source.tokens} tokens from {decision.source.endpoint}"
     words += "".join([f"; {said}" for said in (loading_sentence(decision),) if said])
     if basis.prompt_tokens:
-        return words
+        by = decided_by(decision)
+        return f"{words}; {_WORDS[by]}" if by in (SPREAD, CONVERSATION) else words
     why = _REMEDIES.get(decision.reason, decision.reason)
     return f"{words}; without tokens ({why}), so {decided(decision)}"
 
@@ -243,8 +246,12 @@ def _belongs(decision: Decision) -> str:
     owner = _session_worker(decision)
     if owner is None:
         return ""
-    costly = "" if owner == decision.pick[0] else ", which is too busy"
-    return f"; {_OWNERS[decision.basis.belonging.by]} {owner}{costly}"
+    belonging, costly = decision.basis.belonging, ""
+    if belonging.home and belonging.begins:
+        costly = ", which no longer holds most of it"
+    elif owner != decision.pick[0]:
+        costly = ", which is too busy"
+    return f"; {_OWNERS[belonging.by or CONVERSATION]} {owner}{costly}"
 
 
 def decided(decision: Decision) -> str:
