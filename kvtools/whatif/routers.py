@@ -199,15 +199,19 @@ class View:
     def overlaps(self, blocks: Sequence[int]) -> dict[str, Overlap]:
         """Returns the leading blocks that each engine is known to hold, by the engine's name."""
         found: dict[str, Overlap] = {}
-        holding, count = self._all, 0
-        for count, block in enumerate(blocks[:-1]):
-            still = self._holders.get(block, 0) & holding
-            if still != holding:
-                self._note(found, holding & ~still, count)
-                holding = still
-                if not holding:
-                    return found
-        self._note(found, holding, count + 1)
+        holders, holding, count = self._holders, self._all, 0
+        while holding and count < len(blocks) - 1:
+            low, high = count, len(blocks) - 1
+            while low < high:  # who holds a block holds all before it
+                middle = (low + high) // 2
+                if holders.get(blocks[middle], 0) & holding == holding:
+                    low = middle + 1
+                else:
+                    high = middle
+            count = low
+            still = holding & holders.get(blocks[count], 0) if count < len(blocks) - 1 else 0
+            self._note(found, holding & ~still, count)
+            holding = still
         return found
 
     def stored(self, blocks: Sequence[int], since: float) -> int:

@@ -332,7 +332,7 @@ class _Prompts:
     def __init__(self, block_tokens: int) -> None:
         self._size = block_tokens
         self._numbers = itertools.count()
-        self._of_hash: dict[tuple[str, int, int, int], int] = {}
+        self._of_hash: dict[tuple[str, int, int, int, int], int] = {}
         self._of_tokens: dict[tuple[str, int, bytes], int] = {}
         self._of_session: dict[tuple[str, str], list[int]] = {}
 
@@ -377,9 +377,15 @@ class _Prompts:
             *hashes[joined - 1 :: joined],
             *(hashes[-1:] if len(hashes) % joined else ()),
         ]
-        return [self._number((tenant, one, size, part)) for one in ends for part in range(split)]
+        found, before = [], -1
+        for one in ends:
+            for part in range(split):
+                # with the block before, so that equal blocks always have equal prefixes
+                before = self._number((tenant, before, one, size, part))
+                found.append(before)
+        return found
 
-    def _number(self, block: tuple[str, int, int, int]) -> int:
+    def _number(self, block: tuple[str, int, int, int, int]) -> int:
         found = self._of_hash.get(block, -1)
         if found < 0:
             found = self._of_hash[block] = next(self._numbers)
