@@ -143,11 +143,15 @@ class Tokens:
     """Stands in for token ids where only their number and their marks are needed."""
 
     count: int
-    marks: Marks
-    blocks: Sequence[int] = ()
+    blocks: Sequence[int]
+    block_tokens: int = BLOCK_TOKENS
 
     def __len__(self) -> int:
         return self.count
+
+    def marks(self) -> Marks:
+        """Returns the marks of the whole blocks' tokens."""
+        return marks_of_blocks(self.blocks, self.block_tokens)
 
 
 def tokens_sent() -> ClaimTable:
@@ -156,7 +160,7 @@ def tokens_sent() -> ClaimTable:
 
 
 def _known_marks(prompt: Prompt) -> Marks:
-    return prompt.tokens.marks  # type: ignore[attr-defined,no-any-return]
+    return prompt.tokens.marks()  # type: ignore[attr-defined,no-any-return]
 
 
 class View:
@@ -255,13 +259,20 @@ class Arrivals(NamedTuple):
 def marks_of_blocks(blocks: Sequence[int], block_tokens: int) -> Marks:
     """Returns marks that are equal where those of the blocks' tokens would be."""
     count = bisect_right(LENGTHS, len(blocks) * block_tokens - 1)
-    view = memoryview(array("I", [block & 0xFFFF_FFFF for block in blocks])).cast("B")
+    view = memoryview(_numbered(blocks)).cast("B")
     keys: list[int] = []
     key = 1
     for part in _parts(block_tokens)[:count]:
         key = xxhash.xxh3_64_intdigest(view[part], key)
         keys.append(key)
     return Marks(FIRST_LENGTHS[count], packed(keys))
+
+
+def _numbered(blocks: Sequence[int]) -> "array[int]":
+    try:
+        return array("I", blocks)
+    except OverflowError:
+        return array("I", [block & 0xFFFF_FFFF for block in blocks])
 
 
 @cache
@@ -532,8 +543,7 @@ class _Router:
         if self._contestant.sees_events:
             self._view.update(now)
             held = self._view.overlaps(request.blocks)
-        marks = marks_of_blocks(request.blocks, self.fleet.block_tokens)
-        tokens = Tokens(request.tokens, marks, request.blocks)
+        tokens = Tokens(request.tokens, request.blocks, self.fleet.block_tokens)
         prompt = Prompt("m", tokens)  # type: ignore[arg-type]
         state = "live" if self._contestant.sees_events else "unsupported"
         unfit = {_LOST: "does not answer"} if now >= self._lost_at + UNFIT_SECONDS else {}
