@@ -42,7 +42,9 @@ def main() -> None:
     """Plays every cell with every contestant."""
     quick = "one cell, short, with two seeds; within two minutes"
     parser = arguments(__doc__, quick)
-    parser.add_argument("--only", nargs="+", metavar="CELL", help="these cells; a part of a name")
+    parser.add_argument(
+        "--only", nargs="+", metavar="CELL", help="these cells; a name, or a part of some"
+    )
     parser.add_argument("--contestants", nargs="+", metavar="NAME", choices=list(CONTESTANTS))
     parser.add_argument("--seeds", type=int, metavar="N", help="the first N seeds only")
     parser.add_argument("--jobs", type=int, metavar="N", default=os.cpu_count(), help="processes")
@@ -79,15 +81,20 @@ def _compare(one: Run) -> None:
 
 
 def _wanted(loops: Sequence[Loop], parts: Sequence[str] | None) -> Sequence[Loop]:
-    """Returns the cells whose names have one of these parts.
+    """Returns the cells of these names, or those whose names have one of these parts.
 
     Raises:
         CannotRunError: there is none.
     """
-    found = [loop for loop in loops if not parts or any(part in loop.name for part in parts)]
-    if not found:
-        raise CannotRunError(f"--only: no cell of {', '.join(loop.name for loop in loops)}")
-    return found
+    names = [loop.name for loop in loops]
+    wanted = {
+        name
+        for part in parts or names
+        for name in ([part] if part in names else [one for one in names if part in one])
+    }
+    if not wanted:
+        raise CannotRunError(f"--only: the cells are: {'; '.join(names)}")
+    return [loop for loop in loops if loop.name in wanted]
 
 
 def _jobs(
