@@ -58,8 +58,8 @@ from kvtools.whatif.envoy_policies import (
     balancer_of,
 )
 
-# Envoy's own policies that whatever request can be placed by.
-ENVOY = WITHOUT_SESSIONS
+# Envoy's own policies.
+ENVOY = (*WITHOUT_SESSIONS, *BY_SESSION)
 
 # Requests between two reports of progress.
 NOTIFY_EVERY = 64
@@ -737,7 +737,7 @@ class Proxy(Protocol):
 
 def proxy_of(stage: Stage, contestant: Contestant, given: Arrivals, seed: int) -> Proxy:
     """Returns the proxy of a contestant in front of idle engines; seed: of its draws."""
-    if contestant.policy in (*WITHOUT_SESSIONS, *BY_SESSION):
+    if contestant.policy in ENVOY:
         return _Envoy(stage, contestant, given, seed)
     return _Routers(stage, contestant, given, seed)
 
