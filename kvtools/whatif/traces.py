@@ -25,7 +25,7 @@ names it.
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -308,8 +308,8 @@ def requests_of(
         answer = one.answer_tokens or replay.answer_tokens
         blocks = prompts.blocks_of(one, answer, one.tenant if replay.isolates else "")
         made.append(Request(one.at / replay.speedup, blocks, one.tokens, answer))
-    following = _following(made, size)
-    _name_sessions(made, recorded, following)
+    following = _following(made, [one.tokens // size for one in made])
+    _name_sessions(made, recorded, size)
     for number, request in enumerate(made):
         whole = request.tokens // size
         count = max(1, math.ceil(request.answer_tokens / size))
@@ -322,16 +322,15 @@ def requests_of(
     return made
 
 
-def _following(requests: Sequence[Request], size: int) -> dict[int, int]:
+def _following(requests: Sequence[Request], wholes: Sequence[int]) -> dict[int, int]:
     """Returns the number of the request that continues another one, by the latter's number.
 
     It begins with all whole blocks of that one's prompt, has room for its answer, and is the first
-    that does.
+    that does. wholes: how many whole blocks each prompt has.
     """
     waiting: dict[int, int] = {}
     found: dict[int, int] = {}
-    for number, request in enumerate(requests):
-        whole = request.tokens // size
+    for number, (request, whole) in enumerate(zip(requests, wholes, strict=True)):
         for block in request.blocks[:whole]:
             before = waiting.get(block)
             if before is None:
@@ -351,19 +350,27 @@ def names_sessions(recorded: Iterable[RecordedRequest]) -> bool:
 
 
 def _name_sessions(
-    requests: Sequence[Request], recorded: Sequence[RecordedRequest], following: Mapping[int, int]
+    requests: Sequence[Request], recorded: Sequence[RecordedRequest], size: int
 ) -> None:
     """Sets the session of each request: as recorded; if none is, that of the one it continues."""
     if names_sessions(recorded):
         for request, one in zip(requests, recorded, strict=True):
             request.session = one.named_session
         return
+    # a hash of a block that is not full is another one as soon as it is
+    following = _following(requests, [_whole_as_recorded(one, size) for one in recorded])
     # of several that a request continues, the one counts that has most of its prompt
     by_length = sorted(following, key=lambda earlier: requests[earlier].tokens)
     before = {following[earlier]: earlier for earlier in by_length}
     for number, request in enumerate(requests):
         earlier = before.get(number, -1)
         request.session = requests[earlier].session if earlier >= 0 else f"derived-{number}"
+
+
+def _whole_as_recorded(one: RecordedRequest, size: int) -> int:
+    """Returns how many blocks of a size are in blocks that were whole when they were recorded."""
+    step = size if one.hashes is None else max(size, one.block_tokens)
+    return one.tokens // step * (step // size)
 
 
 class _Prompts:

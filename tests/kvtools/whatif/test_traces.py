@@ -247,3 +247,10 @@ def test_sessions_that_no_line_names_are_those_of_requests_that_continue_each_ot
         first, second, third, fourth, fifth, last = sessions(*lines, continues=continues)
         assert first == third == fifth
         assert len({first, second, fourth, last}) == 4
+
+
+def test_session_goes_on_although_its_last_block_was_not_full() -> None:
+    beginning = mooncake(1, 1_100, [1, 2, 3])
+    following = mooncake(2, 2_000, [1, 2, 4, 5])
+    first, second = sessions(beginning, following, size=128)
+    assert first == second
