@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from measure import CannotRunError
-from routing_closed_cells import AGENT_LOOPS, LOOPS, Loop, agents
+from routing_closed_cells import AGENT_LOOPS, LOOPS, QUICK_AGENT_LOOPS, QUICK_LOOPS, Loop, agents
 from routing_closed_compare import CARRIED_HEAD, CONTESTANTS, carried_summary, rows, summary
 from routing_closed_runs import Job, Runs
 from routing_compare import DEFAULT
@@ -34,13 +34,12 @@ worker computed. Ratios are paired by seed, with intervals of 95 %.
 """
 
 SEEDS = tuple(range(1, 11))
-QUICK_LOOPS = (agents(96, 1_200.0, 500.0),)
 SMOKE_LOOPS = (agents(8, 120.0, 40.0),)
 
 
 def main() -> None:
     """Plays every cell with every contestant."""
-    quick = "one cell, short, with two seeds; within two minutes"
+    quick = "five short cells, with two seeds; within two minutes on two idle cores"
     parser = arguments(__doc__, quick)
     parser.add_argument(
         "--only", nargs="+", metavar="CELL", help="these cells; a name, or a part of some"
@@ -73,7 +72,7 @@ def _compare(one: Run) -> None:
             results[loop.name] = found
             print(summary(loop, found), flush=True)
             one.add(rows(loop, found))
-    carried = [loop for loop in loops if loop in AGENT_LOOPS]
+    carried = [loop for loop in loops if loop in AGENT_LOOPS or loop in QUICK_AGENT_LOOPS]
     if len(carried) > 1:
         print(f"\n{CARRIED_HEAD}")
         print(carried_summary([(loop, results[loop.name]) for loop in carried]))
