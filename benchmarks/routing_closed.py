@@ -1,7 +1,7 @@
 """Benchmark of routing in closed loops: clients who wait for their answers, on a simulated fleet.
 
 python benchmarks/routing_closed.py [--quick] [--only CELL ...] [--contestants NAME ...]
-    [--seeds N] [--jobs N] [--keep FILE] [--json FILE]
+    [--seeds N] [--jobs N] [--keep FILE] [--markdown FILE] [--json FILE]
 
 A client's next turn comes a pause after its last answer ended, so a slow fleet gets fewer requests,
 unlike in cells whose arrivals are fixed. What is asked, and pauses, are the same for every
@@ -16,6 +16,7 @@ from measure import CannotRunError
 from routing_closed_cells import AGENT_LOOPS, LOOPS, QUICK_AGENT_LOOPS, QUICK_LOOPS, Loop, agents
 from routing_closed_compare import CARRIED_HEAD, CONTESTANTS, carried_summary, rows, summary
 from routing_closed_runs import Job, Runs
+from routing_closed_tables import tables
 from routing_compare import DEFAULT
 from rows import Run, arguments, run
 
@@ -52,6 +53,7 @@ def main() -> None:
         help="add each run's result to this file, and play none that it has: for runs that are"
         " interrupted; remove it when the code has changed",
     )  # fmt: skip
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write tables to a file")
     with run(parser) as one:
         _compare(one)
 
@@ -72,6 +74,8 @@ def _compare(one: Run) -> None:
             results[loop.name] = found
             print(summary(loop, found), flush=True)
             one.add(rows(loop, found))
+    if wanted.markdown:
+        wanted.markdown.write_text(tables([(loop, results[loop.name]) for loop in loops]) + "\n")
     carried = [loop for loop in loops if loop in AGENT_LOOPS or loop in QUICK_AGENT_LOOPS]
     if len(carried) > 1:
         print(f"\n{CARRIED_HEAD}")

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from random import Random
 from typing import NamedTuple, Protocol
 
@@ -488,7 +488,7 @@ class _Router:
             self._pulls.remove((request, pull))
             pull.note_arrival(delay + LOOK_SECONDS / 2, now)
         for number, awaited in enumerate(self._awaited):
-            for ticket, request in list(awaited.items())[:MAX_AHEAD]:
+            for ticket, request in list(islice(awaited.items(), MAX_AHEAD)):
                 is_first = ticket is next(iter(ticket.load.speed.waiting), None)
                 if not ticket.is_sure and not is_first:
                     continue
