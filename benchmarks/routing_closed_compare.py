@@ -89,8 +89,9 @@ def ratio_of(results: Sequence[LoopResult], reference: Sequence[LoopResult], wha
 
 CARRIED_HEAD = f"""\
 Agents per fleet: how many agents eight workers carry with a p90 of the time to the first token of
-{PROMPT_SECONDS:g} s, between two cells by the logarithm of p90. Mean over seeds, with its interval,
-and {DEFAULT}'s number divided by it, paired by seed.
+{PROMPT_SECONDS:g} s, between two cells by the logarithm of p90; below the smallest cell as if p90
+were in proportion to their number, and at most the largest cell's number. Mean over seeds, with its
+interval, and {DEFAULT}'s number divided by it, paired by seed.
 """
 
 
