@@ -63,7 +63,7 @@ def _compare(one: Run) -> None:
     names = dict.fromkeys((DEFAULT, *(wanted.contestants or CONTESTANTS)))
     contestants = [CONTESTANTS[name] for name in names]
     seeds = SEEDS[: wanted.seeds or one.amount(2, 2, len(SEEDS))]  # an interval needs two
-    loops = _wanted(one.amount(SMOKE_LOOPS, QUICK_LOOPS, LOOPS), wanted.only)
+    loops = chosen(one.amount(SMOKE_LOOPS, QUICK_LOOPS, LOOPS), wanted.only)
     results = {}
     with Runs(wanted.jobs, wanted.keep) as runs:
         runs.play(list(_jobs(loops, contestants, seeds)))
@@ -83,7 +83,7 @@ def _compare(one: Run) -> None:
     print(f"\n{METHOD}Seeds: {len(seeds)}, from {seeds[0]}")
 
 
-def _wanted(loops: Sequence[Loop], parts: Sequence[str] | None) -> Sequence[Loop]:
+def chosen(loops: Sequence[Loop], parts: Sequence[str] | None) -> Sequence[Loop]:
     """Returns the cells of these names, or those whose names have one of these parts.
 
     Raises:

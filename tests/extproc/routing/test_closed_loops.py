@@ -8,12 +8,15 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 
+import routing_closed
 import routing_closed_runs
+from measure import CannotRunError
 from routing_clients import AGENT, CHAT, FORKING, KINDS, Kind, Turn, turns_of
 from routing_closed_cells import LOOPS, agents
 from routing_closed_compare import CONTESTANTS, carried, carried_summary, summary
 from routing_closed_play import clients_of, play
 from routing_closed_runs import Job, Runs
+from routing_closed_tables import tables
 
 from kvtools.whatif.engines import BLOCK_TOKENS
 from kvtools.whatif.routers import Contestant
@@ -114,6 +117,17 @@ def test_summaries_show_each_contestant() -> None:
     ]  # fmt: skip
     assert "8 agents (fill 0.0" in summary(*results[1])
     assert [line.split()[0] for line in carried_summary(results).splitlines()] == ["cost", "ring"]
+    rows = [line for line in tables(results).splitlines() if line.startswith("| 8 agents")]
+    assert len(rows) == 4
+    assert {row.count("|") for row in rows} == {4, 5}
+
+
+def test_cells_are_chosen_by_name_or_by_a_part_of_it() -> None:
+    named = routing_closed.chosen(LOOPS, ["64 agents", "without session"])
+    assert [loop.name for loop in named] == ["64 agents", "96 agents without session headers"]
+    assert routing_closed.chosen(LOOPS, None) == list(LOOPS)
+    with pytest.raises(CannotRunError, match="the cells are"):
+        routing_closed.chosen(LOOPS, ["nothing"])
 
 
 def test_interrupted_runs_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
