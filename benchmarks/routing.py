@@ -46,11 +46,12 @@ How: engines in simulated time (kvtools/whatif/engines.py): prompts are computed
 the other in chunks that share steps with the answers under way; prefixes are cached in blocks of
 128 tokens, least recently used out first; events arrive after a delay. The router's own decide(),
 load and table of what was sent pick the engine; seeds' policies see the same overlaps and requests
-in flight. An engine computes 12,000 prompt tokens a second at most, unless its cell says otherwise,
-which the router does not know: it takes it for 8,000 until it learns better. Every contestant gets
-the same arrivals. p50, p90, p99: time to first token. Spread: of computed prompt tokens over the
-engines, standard deviation / mean. Ratios are paired by seed; intervals are of 95 %. * marks the
-lowest p90.
+in flight. Envoy's own policies choose as a real Envoy does, by the session that a user, a chat or a
+reader of a document names; single requests name none. An engine computes 12,000 prompt tokens a
+second at most, unless its cell says otherwise, which the router does not know: it takes it for
+8,000 until it learns better. Every contestant gets the same arrivals. p50, p90, p99: time to first
+token. Spread: of computed prompt tokens over the engines, standard deviation / mean. Ratios are
+paired by seed; intervals are of 95 %. * marks the lowest p90.
 """
 
 ROUTERS_METHOD = """\

@@ -167,9 +167,8 @@ class _Client:
         prompt = history + take(self._numbers, blocks_of(self._rng.lognormvariate(*question)))
         drawn = self._rng.lognormvariate(*self._kind.answer)
         tokens = int(min(self._kind.most_answer_tokens, drawn) + 16)
-        made = request_of(0.0, prompt, take(self._numbers, blocks_of(tokens)), tokens)
-        made.session = session
-        return made
+        answer = take(self._numbers, blocks_of(tokens))
+        return request_of(0.0, prompt, answer, tokens, session)
 
     def _pause(self, of: LogNormal) -> float:
         return 1.0 + min(self._kind.longest_pause, self._rng.lognormvariate(*of))

@@ -44,14 +44,18 @@ def figure(results: Sequence[LoopResult], what: str) -> Figure:
 
 def rows(loop: Loop, results: LoopResults) -> Iterator[PairedRow]:
     """Yields the default's turns and p90, relative to the best of the others."""
+    for what in ("turns", "p90"):
+        best = best_other(results, what)
+        if best:
+            label = f"{loop.name}: {what} / {best}'s"
+            yield PairedRow(label, figure(results[DEFAULT], what), figure(results[best], what))
+
+
+def best_other(results: LoopResults, what: str) -> str:
+    """Returns who has most turns, or least of another quantity, except the default; "" if none."""
     others = [name for name in results if name != DEFAULT]
-    if not others:
-        return
-    ours = results[DEFAULT]
-    for what, best_of in (("turns", max), ("p90", min)):
-        best = best_of(others, key=lambda name: _mean(results[name], what))
-        label = f"{loop.name}: {what} / {best}'s"
-        yield PairedRow(label, figure(ours, what), figure(results[best], what))
+    best_of = max if what == "turns" else min
+    return best_of(others, key=lambda name: _mean(results[name], what), default="")
 
 
 def _mean(results: Sequence[LoopResult], what: str) -> float:
@@ -71,12 +75,13 @@ def summary(loop: Loop, results: LoopResults) -> str:
             "  {:22} {:7.2f}{:8.2f}{:7.2f}{:7.2f}{:7.2f}{:7.3f}{:7.3f}{:10.0f}{:9.3f}".format(
                 name, *means
             )
-            + "".join(f"  {_ratio(each, results[DEFAULT], what):19}" for what in ("turns", "p90"))
+            + "".join(f"  {ratio_of(each, results[DEFAULT], what):19}" for what in ("turns", "p90"))
         )
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _ratio(results: Sequence[LoopResult], reference: Sequence[LoopResult], what: str) -> str:
+def ratio_of(results: Sequence[LoopResult], reference: Sequence[LoopResult], what: str) -> str:
+    """Returns the geometric mean of the ratios of each seed, and its interval."""
     values = figure(results, what).over(figure(reference, what)).values
     low, high = interval(values)
     return f"{statistics.geometric_mean(values):.3f} ({low:.3f}-{high:.3f})"
@@ -84,8 +89,9 @@ def _ratio(results: Sequence[LoopResult], reference: Sequence[LoopResult], what:
 
 CARRIED_HEAD = f"""\
 Agents per fleet: how many agents eight workers carry with a p90 of the time to the first token of
-{PROMPT_SECONDS:g} s, between two cells by the logarithm of p90. Mean over seeds, with its interval,
-and {DEFAULT}'s number divided by it, paired by seed.
+{PROMPT_SECONDS:g} s, between two cells by the logarithm of p90; below the smallest cell as if p90
+were in proportion to their number, and at most the largest cell's number. Mean over seeds, with its
+interval, and {DEFAULT}'s number divided by it, paired by seed.
 """
 
 

@@ -1,5 +1,6 @@
 """Plays the runs of closed loops on all cores, and keeps what they result in."""
 
+import contextlib
 import json
 import multiprocessing
 import time
@@ -64,7 +65,7 @@ class Runs:
             "result": result._asdict(),
         }
         with self._keep.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write("\n" + json.dumps(line))  # begins anew after a line that was cut off
 
     def results(
         self, loop: Loop, contestant: Contestant, seeds: Sequence[int]
@@ -75,8 +76,9 @@ class Runs:
 
 def _kept(keep: Path) -> Iterator[tuple[str, LoopResult]]:
     for line in keep.read_text().splitlines():
-        found = json.loads(line)
-        yield found["key"], LoopResult(**found["result"])
+        with contextlib.suppress(json.JSONDecodeError):
+            found = json.loads(line)
+            yield found["key"], LoopResult(**found["result"])
 
 
 def _timed(job: Job) -> tuple[LoopResult, float]:

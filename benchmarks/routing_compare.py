@@ -9,7 +9,7 @@ from measure import Figure, Goal, Row
 
 from extproc.config.schema import Cost, Policy
 from kvtools.whatif.engines import Result
-from kvtools.whatif.routers import Contestant
+from kvtools.whatif.routers import ENVOY, Contestant
 
 DEFAULT = "cost"
 
@@ -20,6 +20,7 @@ CONTESTANTS = (
     Contestant("least_request", "least_request"),
     Contestant("round_robin", "round_robin"),
     Contestant("random", "random"),
+    *(Contestant(policy, policy) for policy in ENVOY),
 )
 
 # The end of the name of a contestant that is another one with other draws.

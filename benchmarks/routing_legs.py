@@ -46,7 +46,6 @@ from kvtools.whatif.routers import (
     View,
     homes_of_blocks,
     last_block,
-    marks_of_blocks,
     tokens_sent,
 )
 
@@ -202,8 +201,7 @@ class _Router:
         """Returns the answering engine, and notes in the request which one computes its prompt."""
         self._look_until(now)
         self._view.update(now)
-        marks = marks_of_blocks(request.blocks, BLOCK_TOKENS)
-        tokens = Tokens(request.tokens, marks, request.blocks)
+        tokens = Tokens(request.tokens, request.blocks)
         prompt = Prompt("m", tokens)  # type: ignore[arg-type]
         query = Query("m", [prompt])
         held = [self._view.overlaps(request.blocks) if len(request.blocks) > 1 else {}]

@@ -1,6 +1,8 @@
 """Workloads of the routing benchmark: prompts and arrival times. Same seed, same arrivals.
 
 Prompts are lists of block numbers; equal prefixes have equal numbers. Lengths are whole blocks.
+Each client names its session, as far as it has one: a user of a group, a chat, a reader of a
+document.
 """
 
 import itertools
@@ -18,8 +20,11 @@ def blocks_of(tokens: float) -> int:
     return max(1, round(tokens / BLOCK_TOKENS))
 
 
-def request_of(at: float, prompt: list[int], answer: list[int], answer_tokens: int) -> Request:
-    return Request(at, prompt, len(prompt) * BLOCK_TOKENS, answer_tokens, answer)
+def request_of(
+    at: float, prompt: list[int], answer: list[int], answer_tokens: int, session: str = ""
+) -> Request:
+    tokens = len(prompt) * BLOCK_TOKENS
+    return Request(at, prompt, tokens, answer_tokens, answer, session=session)
 
 
 def arrivals_of(rng: Random, rate: float, seconds: float) -> Iterator[float]:
@@ -52,10 +57,10 @@ def shared_prefix(
         prefixes = [take(numbers, blocks_of(prefix_tokens)) for _ in range(groups)]
         made = []
         for at in arrivals_of(rng, rate, seconds):
-            prefix = prefixes[rng.randrange(groups * users) // users]
-            prompt = prefix + take(numbers, blocks_of(question_tokens))
+            user = rng.randrange(groups * users)
+            prompt = prefixes[user // users] + take(numbers, blocks_of(question_tokens))
             answer = take(numbers, blocks_of(answer_tokens))
-            made.append(request_of(at, prompt, answer, answer_tokens))
+            made.append(request_of(at, prompt, answer, answer_tokens, f"user {user}"))
         return made
 
     return make
@@ -76,7 +81,8 @@ def multi_turn(
                 question = take(numbers, blocks_of(rng.lognormvariate(5.8, 0.8)))
                 answer_tokens = int(min(2_000, rng.lognormvariate(5.6, 0.7)) + 16)
                 answer = take(numbers, blocks_of(answer_tokens))
-                made.append(request_of(at, history + question, answer, answer_tokens))
+                session = f"chat of {begin}"
+                made.append(request_of(at, history + question, answer, answer_tokens, session))
                 history = history + question + answer
                 at += 2.0 + answer_tokens * 0.02 + rng.expovariate(1 / pause_seconds)
         return sorted(made, key=lambda one: one.at)
@@ -96,7 +102,8 @@ def long_document(rate: float, seconds: float, tokens: int = 30_000) -> Workload
             for _ in range(rng.randint(3, 9)):
                 question = take(numbers, 1)
                 answer = take(numbers, 2)
-                made.append(request_of(at, document + question, answer, 200))
+                reader = f"reader of {begin}"
+                made.append(request_of(at, document + question, answer, 200, reader))
                 at += rng.expovariate(1 / 8.0)
         return sorted(made, key=lambda one: one.at)
 

@@ -27,7 +27,8 @@ from extproc.requests.dialect import NEWEST
 from extproc.requests.request import parse, why_unkeyed
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.overlap import Tokens
-from kvtools.whatif.engines import ModelledSpeed, Result
+from kvtools.whatif.engines import ModelledSpeed, Request, Result
+from kvtools.whatif.envoy_policies import WITHOUT_SESSIONS
 from kvtools.whatif.outlook import (
     IsolationCost,
     MeasuredResults,
@@ -50,6 +51,7 @@ from kvtools.whatif.traces import (
     Tokenize,
     Trace,
     block_tokens_of,
+    names_sessions,
     requests_of,
 )
 
@@ -256,7 +258,10 @@ def plan_of(
     )
     return Plan(
         Arrivals(requests),
-        _contestants(arguments.policy or _playable(), rules, arguments.routers),
+        [
+            *_contestants(arguments.policy or _playable(), rules, arguments.routers),
+            *(Contestant(name, name) for name in _free(requests)),
+        ],
         speed,
         source,
         arguments.cache_blocks or _CACHE_TOKENS // size,
@@ -274,11 +279,16 @@ def _contestants(names: Sequence[str], rules: Policy, routers: int) -> list[Cont
         routers=routers,
         tick_seconds=_TICK_SECONDS if routers > 1 else 0.0,
     )
-    made = [
+    return [
         ours._replace(name=name, policy=name, expects=True, learns=rules.learn)
         for name in dict.fromkeys(names)
     ]
-    return [*made, *(Contestant(name, name) for name in ENVOY)]
+
+
+def _free(requests: Sequence[Request]) -> Sequence[str]:
+    """Returns Envoy's policies; those by session only if a session has more than one request."""
+    sessions = [one.session for one in requests if one.session]
+    return ENVOY if len(sessions) > len({*sessions}) else WITHOUT_SESSIONS
 
 
 class _Worker(msgspec.Struct):
@@ -453,9 +463,9 @@ def _played(plan: Plan, runs: Runs, workers: int) -> Results:
 
 
 def _find_saving(plan: Plan, runs: Runs, workers: int, found: Results) -> Saving:
-    """Finds how few workers suffice for the first policy to match Envoy's better one with all."""
+    """Finds how few workers suffice for the first policy to match Envoy's best one with all."""
     ours = plan.contestants[0]
-    best = min(ENVOY, key=lambda name: p90_of(found[name]))
+    best = min((name for name in ENVOY if name in found), key=lambda name: p90_of(found[name]))
     goal = p90_of(found[best])
     runs.plan(max(0, math.ceil(math.log2(workers))))
 
@@ -504,6 +514,11 @@ def _describe(
     if unknown:
         says = f"{unknown} lines do not tell how long their answer was"
         lines.append(f"{says}: {arguments.answer_tokens} tokens are assumed.")
+    if not names_sessions(recorded) and len(_free(plan.arrivals.requests)) > len(WITHOUT_SESSIONS):
+        lines.append(
+            "No line names a session: Envoy's policies by session keep requests together that\n"
+            "continue each other, as if clients named them."
+        )
     if blind:
         lines.append(f"{blind} lines do not tell what they share: nothing is assumed to be shared.")
     return "\n".join(lines)

@@ -24,7 +24,7 @@ import heapq
 import itertools
 from bisect import insort
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -104,8 +104,18 @@ class Request:
     done_at: float = 0.0
 
 
+class _Use(NamedTuple):
+    """The leading blocks of a chain that one request uses."""
+
+    blocks: Sequence[int]
+    length: int
+
+
 class Cache:
-    """The blocks of one engine.
+    """The blocks of one engine, the least recently used ones out first.
+
+    A block's number stands for all blocks before it as well, so a block is there only if all
+    before it are: the last ones of a chain are evicted first. That holds for those in use as well.
 
     changed: called with the blocks stored and the blocks removed.
     """
@@ -115,60 +125,97 @@ class Cache:
     ) -> None:
         self._capacity = capacity_blocks
         self._changed = changed
-        self._used: dict[int, int] = {}  # by how many requests
-        self._unused: OrderedDict[int, None] = OrderedDict()
+        # All blocks, and the number of the last request that stopped using each.
+        self._held: dict[int, int] = {}
+        self._used: set[int] = set()
+        self._uses: dict[int, _Use] = {}  # by the request's id
         self._reserved = 0
+        # Blocks that a request stopped using, by its number. Some may be used again, or may have
+        # been used later.
+        self._left: deque[tuple[int, list[int]]] = deque()
+        self._ended = 0
 
     def overlap(self, blocks: Sequence[int]) -> int:
         """Returns how many leading blocks can be reused; the last block is always computed."""
-        used, unused = self._used, self._unused
-        for count, block in enumerate(blocks[:-1]):
-            if block not in used and block not in unused:
-                return count
-        return max(0, len(blocks) - 1)
+        return _leading(blocks, self._held, 0, len(blocks) - 1)
 
     def take(self, request: Request, overlap: int) -> bool:
         """Makes room for a whole request; returns False, without any change, if there is none."""
-        shared = request.blocks[:overlap]
+        in_use = _leading(request.blocks, self._used, 0, overlap)
         needed = len(request.blocks) - overlap + len(request.answer_blocks)
-        kept = sum(1 for block in shared if block in self._unused)
-        free = self._capacity - len(self._used) - self._reserved - kept
+        free = self._capacity - len(self._used) - self._reserved - (overlap - in_use)
         if needed > free and (self._used or self._reserved):
             return False
-        for block in shared:
-            self._unused.pop(block, None)
-            self._used[block] = self._used.get(block, 0) + 1
+        self._used.update(request.blocks[in_use:overlap])
+        self._uses[id(request)] = _Use(request.blocks, overlap)
         self._reserved += needed
-        removed = []
-        while self._unused and self._total() > self._capacity:
-            removed.append(self._unused.popitem(last=False)[0])
-        if removed:
-            self._changed((), removed)
+        self._evict(len(self._held) + self._reserved - self._capacity)
         return True
 
-    def fill(self, blocks: Iterable[int]) -> None:
-        """Stores blocks for which room was reserved, since they have been computed."""
-        stored = []
-        for block in blocks:
-            self._reserved -= 1
-            if block in self._unused:
-                del self._unused[block]
-            elif block not in self._used:
-                stored.append(block)
-            self._used[block] = self._used.get(block, 0) + 1
+    def fill(self, request: Request) -> None:
+        """Stores a prompt for which room was reserved, since it has been computed."""
+        overlap = self._uses[id(request)].length
+        self._uses[id(request)] = _Use(request.blocks, len(request.blocks))
+        self._store(request.blocks, overlap)
+
+    def finish(self, request: Request) -> None:
+        """Stores an answer; its request then uses nothing any more."""
+        del self._uses[id(request)]
+        chain = [*request.blocks, *request.answer_blocks]
+        self._store(chain, len(request.blocks))
+        unused = chain[max((_common(chain, one) for one in self._uses.values()), default=0) :]
+        self._used.difference_update(unused)
+        self._ended += 1
+        self._held.update(dict.fromkeys(unused, self._ended))
+        self._left.append((self._ended, unused))
+
+    def _store(self, blocks: Sequence[int], begin: int) -> None:
+        """Stores the blocks from `begin` on, some of which may have come to be there meanwhile."""
+        stored = blocks[_leading(blocks, self._held, begin, len(blocks)) :]
+        self._used.update(blocks[begin:])
+        self._reserved -= len(blocks) - begin
         if stored:
+            self._held.update(dict.fromkeys(stored, 0))
             self._changed(stored, ())
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """Notes that one request no longer uses these blocks; the last ones are evicted first."""
-        for block in reversed(blocks):
-            self._used[block] -= 1
-            if not self._used[block]:
-                del self._used[block]
-                self._unused[block] = None
+    def _evict(self, count: int) -> None:
+        """Removes so many blocks, or all that are not used."""
+        held, used, left = self._held, self._used, self._left
+        removed: list[int] = []
+        while len(removed) < count and left:
+            number, blocks = left[0]
+            if not blocks or held.get(blocks[-1]) != number or blocks[-1] in used:
+                left.popleft()  # all blocks before one that was used later were used then, too
+                continue
+            removed.append(blocks.pop())
+            del held[removed[-1]]
+        if removed:
+            self._changed((), removed)
 
-    def _total(self) -> int:
-        return len(self._used) + len(self._unused) + self._reserved
+
+def _leading(blocks: Sequence[int], there: Container[int], low: int, high: int) -> int:
+    """Returns how many leading blocks are there, which is known to be from low to high."""
+    while low < high:
+        middle = (low + high) // 2
+        if blocks[middle] in there:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _common(blocks: Sequence[int], use: _Use) -> int:
+    """Returns how many leading blocks another request uses."""
+    other, low, high = use.blocks, 0, min(len(blocks), use.length)
+    if high and blocks[0] != other[0]:
+        return 0
+    while low < high:
+        middle = (low + high) // 2
+        if blocks[middle] == other[middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 _arrival = attrgetter("at")
@@ -244,8 +291,7 @@ class ModelledEngine:
             self._answer(self.head)
         while self.running and self.running[0][0] <= self.steps + _NO_STEPS:
             request = heapq.heappop(self.running)[2]
-            self.cache.fill(request.answer_blocks)
-            self.cache.release([*request.blocks, *request.answer_blocks])
+            self.cache.finish(request)
             request.done_at = self.at
             over.append(request)
         self._begin()
@@ -293,7 +339,7 @@ class ModelledEngine:
         self.computed_tokens += request.tokens - request.cached
 
     def _answer(self, request: Request) -> None:
-        self.cache.fill(request.blocks[self.overlap :])
+        self.cache.fill(request)
         self.head = None
         request.first_token_at = self.at
         self._count += 1

@@ -1,5 +1,6 @@
 """Presents the results of played requests: a table, how many workers can be spared, and a plot."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
@@ -18,6 +19,9 @@ _COLORS = (
     "#17becf",
     "#bcbd22",
     "#e377c2",
+    "#ff7f0e",
+    "#393b79",
+    "#637939",
 )
 _A_LINE = 6  # names in each line above the plot
 _LEFT, _WIDTH, _LINE, _TOP = 250, 640, 24, 60
@@ -185,7 +189,9 @@ def svg(cells: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> str:
     ]
     for number, name in enumerate(names):
         at, line = 20 + number % _A_LINE * 130, 16 + number // _A_LINE * _NAME_LINE
-        parts.append(f'<circle cx="{at}" cy="{line}" r="5" fill="{_COLORS[number]}"/>')
+        parts.append(
+            f'<circle cx="{at}" cy="{line}" r="5" fill="{_COLORS[number % len(_COLORS)]}"/>'
+        )
         parts.append(f'<text x="{at + 9}" y="{line + 4}">{name}</text>')
     for power in range(low, high + 1):
         tick = x(10.0**power)
@@ -200,7 +206,7 @@ def svg(cells: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> str:
         y = top + _LINE * number + 10
         parts.append(f'<text x="{_LEFT - 10}" y="{y + 4}" text-anchor="end">{cell}</text>')
         # the default last, so that it lies on top
-        for color, name in reversed(list(zip(_COLORS, names, strict=False))):
+        for color, name in reversed(list(zip(itertools.cycle(_COLORS), names, strict=False))):
             parts.append(
                 f'<circle cx="{x(policies[name]):.1f}" cy="{y}" r="5" fill="{color}"'
                 ' fill-opacity="0.8"/>'

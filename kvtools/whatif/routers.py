@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from random import Random
 from typing import Any, NamedTuple, Protocol
 
@@ -59,8 +59,8 @@ from kvtools.whatif.envoy_policies import (
     balancer_of,
 )
 
-# Envoy's own policies that whatever request can be placed by.
-ENVOY = WITHOUT_SESSIONS
+# Envoy's own policies.
+ENVOY = (*WITHOUT_SESSIONS, *BY_SESSION)
 
 # Requests between two reports of progress.
 NOTIFY_EVERY = 64
@@ -144,11 +144,15 @@ class Tokens:
     """Stands in for token ids where only their number and their marks are needed."""
 
     count: int
-    marks: Marks
-    blocks: Sequence[int] = ()
+    blocks: Sequence[int]
+    block_tokens: int = BLOCK_TOKENS
 
     def __len__(self) -> int:
         return self.count
+
+    def marks(self) -> Marks:
+        """Returns the marks of the whole blocks' tokens."""
+        return marks_of_blocks(self.blocks, self.block_tokens)
 
 
 def tokens_sent() -> ClaimTable:
@@ -157,7 +161,7 @@ def tokens_sent() -> ClaimTable:
 
 
 def _known_marks(prompt: Prompt) -> Marks:
-    return prompt.tokens.marks  # type: ignore[attr-defined,no-any-return]
+    return prompt.tokens.marks()  # type: ignore[attr-defined,no-any-return]
 
 
 def homes_of_blocks(block_tokens: int, secret: int = 1) -> Homes:
@@ -209,15 +213,19 @@ class View:
     def overlaps(self, blocks: Sequence[int]) -> dict[str, Overlap]:
         """Returns the leading blocks that each engine is known to hold, by the engine's name."""
         found: dict[str, Overlap] = {}
-        holding, count = self._all, 0
-        for count, block in enumerate(blocks[:-1]):
-            still = self._holders.get(block, 0) & holding
-            if still != holding:
-                self._note(found, holding & ~still, count)
-                holding = still
-                if not holding:
-                    return found
-        self._note(found, holding, count + 1)
+        holders, holding, count = self._holders, self._all, 0
+        while holding and count < len(blocks) - 1:
+            low, high = count, len(blocks) - 1
+            while low < high:  # who holds a block holds all before it
+                middle = (low + high) // 2
+                if holders.get(blocks[middle], 0) & holding == holding:
+                    low = middle + 1
+                else:
+                    high = middle
+            count = low
+            still = holding & holders.get(blocks[count], 0) if count < len(blocks) - 1 else 0
+            self._note(found, holding & ~still, count)
+            holding = still
         return found
 
     def stored(self, blocks: Sequence[int], since: float) -> int:
@@ -261,13 +269,20 @@ class Arrivals(NamedTuple):
 def marks_of_blocks(blocks: Sequence[int], block_tokens: int) -> Marks:
     """Returns marks that are equal where those of the blocks' tokens would be."""
     count = bisect_right(LENGTHS, len(blocks) * block_tokens - 1)
-    view = memoryview(array("I", [block & 0xFFFF_FFFF for block in blocks])).cast("B")
+    view = memoryview(_numbered(blocks)).cast("B")
     keys: list[int] = []
     key = 1
     for part in _parts(block_tokens)[:count]:
         key = xxhash.xxh3_64_intdigest(view[part], key)
         keys.append(key)
     return Marks(FIRST_LENGTHS[count], packed(keys))
+
+
+def _numbered(blocks: Sequence[int]) -> "array[int]":
+    try:
+        return array("I", blocks)
+    except OverflowError:
+        return array("I", [block & 0xFFFF_FFFF for block in blocks])
 
 
 @cache
@@ -488,7 +503,7 @@ class _Router:
             self._pulls.remove((request, pull))
             pull.note_arrival(delay + LOOK_SECONDS / 2, now)
         for number, awaited in enumerate(self._awaited):
-            for ticket, request in list(awaited.items())[:MAX_AHEAD]:
+            for ticket, request in list(islice(awaited.items(), MAX_AHEAD)):
                 is_first = ticket is next(iter(ticket.load.speed.waiting), None)
                 if not ticket.is_sure and not is_first:
                     continue
@@ -552,8 +567,7 @@ class _Router:
         if self._contestant.sees_events:
             self._view.update(now)
             held = self._view.overlaps(request.blocks)
-        marks = marks_of_blocks(request.blocks, self.fleet.block_tokens)
-        tokens = Tokens(request.tokens, marks, request.blocks)
+        tokens = Tokens(request.tokens, request.blocks, self.fleet.block_tokens)
         prompt = Prompt("m", tokens)  # type: ignore[arg-type]
         state = "live" if self._contestant.sees_events else "unsupported"
         unfit = {_LOST: "does not answer"} if now >= self._lost_at + UNFIT_SECONDS else {}
@@ -754,7 +768,7 @@ class Proxy(Protocol):
 
 def proxy_of(stage: Stage, contestant: Contestant, given: Arrivals, seed: int) -> Proxy:
     """Returns the proxy of a contestant in front of idle engines; seed: of its draws."""
-    if contestant.policy in (*WITHOUT_SESSIONS, *BY_SESSION):
+    if contestant.policy in ENVOY:
         return _Envoy(stage, contestant, given, seed)
     return _Routers(stage, contestant, given, seed)
 

@@ -11,7 +11,10 @@ A line is one JSON object. It may have, in any order and beside other fields:
   `session_id` or `conversation_id`: then a prompt begins with the previous one and its answer; or
   the request itself, `body`, with its `path` or `url`. A line that has `messages` or `prompt` is
   itself the body. A line with none of these shares nothing;
-- whose it is: `tenant` or `user`, for plays in which only requests of one tenant share.
+- whose it is: `tenant` or `user`, for plays in which only requests of one tenant share;
+- the session that its client names, by which Envoy may keep it with a worker: `session_header`, or
+  `session`, `session_id` or `conversation_id` in lines that are not KVSteer's own. If no line has
+  one, sessions are derived from what requests share.
 
 The other fields of KVSteer's own recordings are used as well: `began` (when the file began),
 `model`, `cached_length` and `ttft_ms`.
@@ -76,6 +79,8 @@ class RecordedRequest(NamedTuple):
     first_token_seconds: float | None = None
     # Whose it is, "" if that is not known.
     tenant: str = ""
+    # The session that its client names, "" if it names none.
+    named_session: str = ""
 
 
 class _Usage(msgspec.Struct):
@@ -88,7 +93,7 @@ class _Usage(msgspec.Struct):
 class _TraceLine(msgspec.Struct):
     timestamp: float | None = None
     time: float | str | None = None
-    began: float = 0.0
+    began: float | None = None
     input_length: int | None = None
     prompt_tokens: int | None = None
     input_tokens: int | None = None
@@ -101,6 +106,7 @@ class _TraceLine(msgspec.Struct):
     session: str | None = None
     session_id: str | None = None
     conversation_id: str | None = None
+    session_header: str | None = None
     tenant: str | None = None
     user: str | None = None
     model: str | None = None
@@ -196,7 +202,7 @@ class Trace:
             line.output_tokens, usage.completion_tokens, usage.output_tokens)  # fmt: skip
         made = RecordedRequest(
             self._time(line), 0, answer or 0, session=_session(line),
-            tenant=line.tenant or line.user or "",
+            tenant=line.tenant or line.user or "", named_session=_named_session(line),
             cached_tokens=_count("cached_length", line.cached_length),
             first_token_seconds=None if line.ttft_ms is None
             else _number("ttft_ms", line.ttft_ms) / 1000,
@@ -215,7 +221,7 @@ class Trace:
 
     def _time(self, line: _TraceLine) -> float:
         if line.timestamp is not None:
-            return _number("began", line.began) + _number("timestamp", line.timestamp) / 1000
+            return _number("began", line.began or 0.0) + _number("timestamp", line.timestamp) / 1000
         if isinstance(line.time, str):
             return datetime.fromisoformat(line.time).timestamp()
         if line.time is not None:
@@ -251,6 +257,12 @@ def _number(what: str, given: float) -> float:
 
 def _session(line: _TraceLine) -> str:
     return line.session or line.session_id or line.conversation_id or ""
+
+
+def _named_session(line: _TraceLine) -> str:
+    """Returns the session that a client names; `session` of our own lines is the router's guess."""
+    is_own = line.began is not None
+    return line.session_header or ("" if is_own else _session(line))
 
 
 def block_tokens_of(requests: Iterable[RecordedRequest], usual: int, most: int) -> int:
@@ -296,34 +308,69 @@ def requests_of(
         answer = one.answer_tokens or replay.answer_tokens
         blocks = prompts.blocks_of(one, answer, one.tenant if replay.isolates else "")
         made.append(Request(one.at / replay.speedup, blocks, one.tokens, answer))
-    following = _following(made, size) if replay.continues else {}
+    following = _following(made, [one.tokens // size for one in made])
+    _name_sessions(made, recorded, size)
     for number, request in enumerate(made):
         whole = request.tokens // size
         count = max(1, math.ceil(request.answer_tokens / size))
-        answer_blocks = following.get(number, ())[whole : whole + count]
+        answer_blocks: Sequence[int] = ()
+        if replay.continues and number in following:
+            length = (request.tokens + request.answer_tokens) // size
+            answer_blocks = made[following[number]].blocks[whole : min(whole + count, length)]
         fresh = prompts.fresh(count - len(answer_blocks))
         request.answer_blocks = [*answer_blocks, *fresh]
     return made
 
 
-def _following(requests: Sequence[Request], size: int) -> dict[int, Sequence[int]]:
-    """Returns whole blocks of the prompt that continues a request, by the request's number."""
+def _following(requests: Sequence[Request], wholes: Sequence[int]) -> dict[int, int]:
+    """Returns the number of the request that continues another one, by the latter's number.
+
+    It begins with all whole blocks of that one's prompt, has room for its answer, and is the first
+    that does. wholes: how many whole blocks each prompt has.
+    """
     waiting: dict[int, int] = {}
-    found: dict[int, Sequence[int]] = {}
-    for number, request in enumerate(requests):
-        whole = request.tokens // size
+    found: dict[int, int] = {}
+    for number, (request, whole) in enumerate(zip(requests, wholes, strict=True)):
         for block in request.blocks[:whole]:
             before = waiting.get(block)
             if before is None:
                 continue
             earlier = requests[before]
-            length = earlier.tokens + earlier.answer_tokens
-            if request.tokens >= length:
+            if request.tokens >= earlier.tokens + earlier.answer_tokens:
                 del waiting[block]
-                found[before] = request.blocks[: min(whole, length // size)]
+                found[before] = number
         if whole:
             waiting[request.blocks[whole - 1]] = number
     return found
+
+
+def names_sessions(recorded: Iterable[RecordedRequest]) -> bool:
+    """Returns whether clients name their sessions; otherwise sessions are derived."""
+    return any(one.named_session for one in recorded)
+
+
+def _name_sessions(
+    requests: Sequence[Request], recorded: Sequence[RecordedRequest], size: int
+) -> None:
+    """Sets the session of each request: as recorded; if none is, that of the one it continues."""
+    if names_sessions(recorded):
+        for request, one in zip(requests, recorded, strict=True):
+            request.session = one.named_session
+        return
+    # a hash of a block that is not full is another one as soon as it is
+    following = _following(requests, [_whole_as_recorded(one, size) for one in recorded])
+    # of several that a request continues, the one counts that has most of its prompt
+    by_length = sorted(following, key=lambda earlier: requests[earlier].tokens)
+    before = {following[earlier]: earlier for earlier in by_length}
+    for number, request in enumerate(requests):
+        earlier = before.get(number, -1)
+        request.session = requests[earlier].session if earlier >= 0 else f"derived-{number}"
+
+
+def _whole_as_recorded(one: RecordedRequest, size: int) -> int:
+    """Returns how many blocks of a size are in blocks that were whole when they were recorded."""
+    step = size if one.hashes is None else max(size, one.block_tokens)
+    return one.tokens // step * (step // size)
 
 
 class _Prompts:
@@ -332,7 +379,7 @@ class _Prompts:
     def __init__(self, block_tokens: int) -> None:
         self._size = block_tokens
         self._numbers = itertools.count()
-        self._of_hash: dict[tuple[str, int, int, int], int] = {}
+        self._of_hash: dict[tuple[str, int, int, int, int], int] = {}
         self._of_tokens: dict[tuple[str, int, bytes], int] = {}
         self._of_session: dict[tuple[str, str], list[int]] = {}
 
@@ -377,9 +424,15 @@ class _Prompts:
             *hashes[joined - 1 :: joined],
             *(hashes[-1:] if len(hashes) % joined else ()),
         ]
-        return [self._number((tenant, one, size, part)) for one in ends for part in range(split)]
+        found, before = [], -1
+        for one in ends:
+            for part in range(split):
+                # with the block before, so that equal blocks always have equal prefixes
+                before = self._number((tenant, before, one, size, part))
+                found.append(before)
+        return found
 
-    def _number(self, block: tuple[str, int, int, int]) -> int:
+    def _number(self, block: tuple[str, int, int, int, int]) -> int:
         found = self._of_hash.get(block, -1)
         if found < 0:
             found = self._of_hash[block] = next(self._numbers)

@@ -2,11 +2,11 @@
 
 A line has the time of the request, the lengths of its prompt and its answer, and a number for each
 block of the prompt; if the prompt's tokens are not known, the length that the engine reported, and
-a number for its conversation. If a header names the tenant, there is a number for it, too: those of
-the prompts leave out the salts of tenants, so that a play can tell what they have in common. The
-numbers are keyed with a secret that is drawn when the router
-starts and never written: prompts that are equal up to a block's end have equal numbers, and nobody
-without the secret can test what the prompt was.
+a number for its conversation. If headers name the client's session or the tenant, there are numbers
+for these, too: those of the prompts leave out the salts of tenants, so that a play can tell what
+they have in common. The numbers are keyed with a secret that is drawn when the router starts and
+never written: prompts that are equal up to a block's end have equal numbers, and nobody without the
+secret can test what the prompt was.
 
 The event loop only puts requests into a queue. A thread hashes, writes, and starts a new file when
 the old one is old or large; older ones are kept within the same limits. Requests that it cannot
@@ -82,7 +82,8 @@ class Line(msgspec.Struct, omit_defaults=True):
     engine reported, and session is a number that the requests of one conversation have in common;
     "" if it is not known to be one. cached_length: cached prompt tokens that the engine reported.
     ttft_ms: time to the first byte of the answer. Both are left out if unknown. tenant: stands for
-    whose request it is, "" if that is not known.
+    whose request it is, "" if that is not known. session_header: stands for the session that the
+    client names in a header, "" if it names none.
     """
 
     timestamp: int
@@ -96,6 +97,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     cached_length: int | None = None
     ttft_ms: int | None = None
     tenant: str = ""
+    session_header: str = ""
 
 
 def drawn_secret(environment: Mapping[str, str]) -> bytes:
@@ -135,7 +137,8 @@ class _Passing(msgspec.Struct, eq=False):
     """A request in flight.
 
     decision: kept because its identity is the request's key. prompt: None once it is hashed, and
-    for requests without known tokens, which have a session instead.
+    for requests without known tokens, which have a session instead. session_header: the number of
+    the session that a header names.
     """
 
     decision: Decision
@@ -143,6 +146,7 @@ class _Passing(msgspec.Struct, eq=False):
     at: float
     numbers: "array[int] | None" = None
     session: str = ""
+    session_header: str = ""
 
 
 class _Sessions:
@@ -357,8 +361,13 @@ class Recorder:
         self._stopping.set()
         self._thread.join(_CLOSE_SECONDS)
 
-    def note_decision(self, decision: Decision, prompts: Sequence[Prompt]) -> None:
-        """Queues a request as soon as its worker is decided, or counts why it is not recorded."""
+    def note_decision(
+        self, decision: Decision, prompts: Sequence[Prompt], session: str = ""
+    ) -> None:
+        """Queues a request as soon as its worker is decided, or counts why it is not recorded.
+
+        session: which a header names, "" without one.
+        """
         if decision.is_steered and decision.verdict not in _SERVED:
             self.not_recorded["failed"] += 1
             return
@@ -378,6 +387,7 @@ class Recorder:
             self.not_recorded["queue_full"] += 1
             return
         passing = _Passing(decision, prompts[0] if prompts else None, self._monotonic())
+        passing.session_header = self._number_of(b"session", session.encode(errors="surrogatepass"))
         self._open[id(decision)] = passing
         if not prompts:
             passing.session = self._sessions.note(decision.basis.belonging)
@@ -459,12 +469,11 @@ class Recorder:
             None  # the numbers replace it, so that a long answer keeps no prompt in memory
         )
 
-    def _tenant_number(self, tenant: Tenant | None) -> str:
-        if tenant is None or not tenant.name:
+    def _number_of(self, kind: bytes, name: bytes) -> str:
+        """Returns what stands for a name of this kind, "" for an empty one."""
+        if not name:
             return ""
-        keyed = blake2b(key=self._secret, digest_size=_NUMBER_BYTES, person=b"tenant")
-        keyed.update(tenant.name)
-        return keyed.hexdigest()
+        return blake2b(name, key=self._secret, digest_size=_NUMBER_BYTES, person=kind).hexdigest()
 
     def _line(self, passing: _Passing, outcome: Outcome | None) -> Line:
         at = self._clock() - (self._monotonic() - passing.at)
@@ -477,7 +486,8 @@ class Recorder:
             passing.decision.model or "",
             None if passing.numbers is None else list(passing.numbers),
             passing.session,
-            tenant=self._tenant_number(passing.decision.tenant),
+            tenant=self._number_of(b"tenant", _whose(passing.decision) or b""),
+            session_header=passing.session_header,
         )
         if outcome is not None:
             line.output_length = outcome.reported.output_tokens or 0

@@ -37,7 +37,7 @@ class Recording(Feature):
 
     def begin(self, request: RoutingRequest, query: Query, decision: Decision, now: float) -> None:
         """Queues a request as soon as its worker is decided."""
-        self._recorder.note_decision(decision, query.prompts)
+        self._recorder.note_decision(decision, query.prompts, request.head.session)
 
     def note_end(
         self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_sent: bool

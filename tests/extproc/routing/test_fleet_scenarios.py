@@ -10,10 +10,8 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 
-import routing_closed_play
 import routing_legs
 from routing_cells import Cell, arrivals
-from routing_closed_cells import agents
 from routing_trace import lines_of
 from routing_workloads import (
     herd,
@@ -71,23 +69,6 @@ def test_transferred_prompt_waits_for_no_waiting_prompt() -> None:
     found = [one.first_token_at for one in requests]
     assert found == pytest.approx([1.28, 2.56, 2.56, 3.84], rel=0.01)
     assert [engine.computed_tokens for engine in fleet.engines] == [1_280, 3_840]
-
-
-def test_agents_wait_for_their_answers_and_find_them_cached() -> None:
-    loop = agents(12, 200.0, 50.0)
-    ours, least = (routing_closed_play.play(loop, one, SEED) for one in (DEFAULT, LEAST))
-    assert ours.hit_rate > 0.8 > least.hit_rate
-    assert ours.prompt_turns > 0.9 * ours.turns > 0
-
-
-def test_slow_fleet_gets_fewer_turns_of_agents() -> None:
-    loop = agents(24, 200.0, 50.0)
-    usual, one_worker = (
-        routing_closed_play.play(loop._replace(workers=workers), DEFAULT, SEED)
-        for workers in (8, 1)
-    )
-    assert one_worker.turns < 0.8 * usual.turns
-    assert one_worker.p90 > usual.p90
 
 
 def test_split_decisions_beat_every_fixed_rule() -> None:

@@ -21,6 +21,7 @@ from extproc.base.errors import ConfigError, StartError
 from extproc.config.policies import POLICIES, Ranking, by_chance
 from kvtools.simulator.settings import TINY_MODEL
 from kvtools.whatif import command
+from kvtools.whatif.routers import ENVOY
 from tests.kvtools.whatif.here import Here
 
 
@@ -71,7 +72,7 @@ def test_whatif_plays_each_policy_and_ends_with_the_workers_saved(trace: str) ->
     lines = said(trace, "--workers", "4", "--seeds", "1").splitlines()
     table = {line[:22].strip(): line for line in lines}
     ours = {"cost", "cache_aware", "prefix_cache", "least_request", "round_robin", "random"}
-    assert {*ours, "Envoy least_request", "Envoy round_robin"} <= set(table)
+    assert {*ours, *ENVOY} <= set(table)
     assert "12000 prompt tokens a second (assumed)" in "\n".join(lines)
     assert "fewer: cost" in lines[-1]
 
@@ -83,11 +84,37 @@ def test_whatif_shows_the_prefixes_that_envoy_misses(trace: str) -> None:
     # each chat has 4 + 5 + ... + 9 blocks: all but the first 4 and one per later turn are cached
     assert found["policies"]["cost"]["hit_rate"] == pytest.approx(30 / 39, abs=0.02)
     assert found["policies"]["Envoy least_request"]["hit_rate"] < 0.6
-    assert list(found["policies"]) == ["cost", "Envoy least_request", "Envoy round_robin"]
+    assert list(found["policies"]) == ["cost", *ENVOY]
     assert (
         found["fewest_workers"]["sentence"]
         == said(trace, "--workers", "4", "--speed", "8000", "--policy", "cost").splitlines()[-1]
     )
+
+
+@pytest.mark.usefixtures("here")
+def test_envoy_keeps_sessions_together_that_clients_name_or_whatif_derives(
+    trace: str, tmp_path: Path
+) -> None:
+    options = ("--workers=4", "--policy=cost", "--seeds=1")
+    derived = "No line names a session"
+    assert derived in said(trace, *options)
+    share = figures(trace, *options)["policies"]["Envoy ring_hash"]["hit_rate"]
+    assert share == pytest.approx(30 / 39, abs=0.02)
+    lines = [json.loads(line) for line in Path(trace).read_text().splitlines()]
+    named = written(
+        tmp_path / "named.jsonl",
+        [{**line, "session_header": f"s{number % 10}"} for number, line in enumerate(lines)],
+    )
+    assert derived not in said(named, *options)
+    assert figures(named, *options)["policies"]["Envoy maglev"]["hit_rate"] > 0.7
+
+
+@pytest.mark.usefixtures("here")
+def test_requests_that_share_nothing_are_not_played_by_session(tmp_path: Path) -> None:
+    lines = [{"time": at, "prompt_tokens": 400, "completion_tokens": 9} for at in range(20)]
+    path = written(tmp_path / "log.jsonl", lines)
+    found = figures(path, "--workers=2", "--policy=cost", "--seeds=1")
+    assert list(found["policies"]) == ["cost", "Envoy least_request", "Envoy round_robin"]
 
 
 @pytest.mark.usefixtures("here")

@@ -220,3 +220,37 @@ def test_isolated_requests_share_blocks_only_within_their_tenant(lines: list[Any
 
     assert prompts(False, "a", "b") == prompts(True, "b", "b") == 2
     assert prompts(True, "a", "b") == 0
+
+
+def sessions(*lines: Any, **options: Any) -> list[str]:
+    return [one.session for one in played(*lines, **options)]
+
+
+def test_sessions_are_those_that_clients_name() -> None:
+    named = {"session_header": "a", "session": "the router's guess", "began": 1.0}
+    guessed = mooncake(2, 40, [9], session="the router's guess", began=1.0)
+    foreign = mooncake(3_000, 40, [8], session="b")
+    assert sessions(mooncake(1, 40, [7], **named), guessed, foreign) == ["a", "", "b"]
+
+
+def test_sessions_that_no_line_names_are_those_of_requests_that_continue_each_other() -> None:
+    size = 16
+    lines = [
+        mooncake(1, 3 * size, [1, 2, 3], block_size=size),
+        mooncake(2, 2 * size, [1, 2], block_size=size),
+        mooncake(3, 5 * size, [1, 2, 3, 4, 5], block_size=size),  # continues both
+        mooncake(4, 5 * size, [1, 2, 3, 6, 7], block_size=size),  # shares, but continues none
+        mooncake(5, 7 * size, [1, 2, 3, 4, 5, 8, 9], block_size=size),
+        mooncake(6, 5 * size, [1, 2, 3, 4, 5], block_size=size),  # has no room for the answer
+    ]
+    for continues in (True, False):
+        first, second, third, fourth, fifth, last = sessions(*lines, continues=continues)
+        assert first == third == fifth
+        assert len({first, second, fourth, last}) == 4
+
+
+def test_session_goes_on_although_its_last_block_was_not_full() -> None:
+    beginning = mooncake(1, 1_100, [1, 2, 3])
+    following = mooncake(2, 2_000, [1, 2, 4, 5])
+    first, second = sessions(beginning, following, size=128)
+    assert first == second

@@ -47,8 +47,9 @@ async def test_recorder_writes_requests_without_their_prompts(tmp_path: Path) ->
     changes = {"accounting": USAGE, "recorder": {"file": str(path), "block_size": 16}}
     async with running(changes=changes) as system:
         texts = [long_text("alpha"), long_text("alpha") + " and more", long_text("omega")]
-        for text in texts:
-            assert (await system.send(chat(text)))[0] == 200
+        for text, session in zip(texts, ("one", "one", "two"), strict=True):
+            headers = {"x-session-id": session}
+            assert (await system.send(chat(text), headers=headers))[0] == 200
         assert (await system.send({**chat("x"), "messages": "wrong"}))[0] >= 400
         await recorded(system, len(texts))
     first, longer, other = lines(path)
@@ -57,7 +58,8 @@ async def test_recorder_writes_requests_without_their_prompts(tmp_path: Path) ->
     assert not {*first["hash_ids"][2:]} & {*other["hash_ids"][2:]}
     assert [one["output_length"] for one in (first, longer, other)] == [4, 4, 4]
     assert first["input_length"] == pytest.approx(16 * len(first["hash_ids"]), abs=16)
-    assert not {"alpha", "omega", "parser", "user"} & {*path.read_text().split('"')}
+    assert first["session_header"] == longer["session_header"] != other["session_header"]
+    assert not {"alpha", "omega", "parser", "user", "one"} & {*path.read_text().split('"')}
     assert path.stat().st_mode & 0o777 == 0o600
 
 

@@ -139,6 +139,23 @@ def test_line_names_its_tenant_by_a_keyed_number(
     assert "acme" not in path.read_text()
 
 
+def test_line_has_a_keyed_number_of_the_session_that_a_header_names(
+    tmp_path: Path, started: Callable[..., Recorder]
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    recorder = started(path)
+    for session in ("mine", "mine", "yours", "\udc80", ""):
+        one = decision(4)
+        recorder.note_decision(one, [prompt(1, 2, 3, 4)], session)
+        recorder.end(one, None)
+    recorder.close()
+    first, again, other, odd, unnamed = [line.get("session_header", "") for line in lines(path)]
+    assert first == again
+    assert len({first, other, odd, unnamed}) == 4
+    assert (len(other), unnamed) == (12, "")
+    assert "mine" not in path.read_text()
+
+
 def test_recorder_writes_a_line_in_mooncake_format(
     tmp_path: Path, started: Callable[..., Recorder]
 ) -> None:
