@@ -29,7 +29,7 @@ from extproc.routing.candidates.ranks import Ranks, rank_of
 from extproc.routing.candidates.sampling import Chance, sample_of
 from extproc.routing.cost.fetch import Fetch
 from extproc.routing.cost.patience import Patience
-from extproc.routing.cost.room import Room
+from extproc.routing.cost.room import Room, is_concerned
 from extproc.routing.cost.siblings import Siblings, siblings_of
 from extproc.routing.cost.survey import Survey, is_full, survey_of
 from extproc.routing.cost.term import Term
@@ -184,8 +184,8 @@ def _charges(
 ) -> Mapping[str, ChargeColumn]:
     """Adds what the terms charge to the costs of a survey; returns it by the term's name."""
     belonging, cost = savings.belonging, snapshot.rules.cost
-    if belonging.begins or belonging.home or cost.siblings_percent:
-        terms = (*_terms(savings, snapshot, now), *terms)
+    if belonging.credit or cost.siblings_percent or is_concerned(belonging, survey):
+        terms = (*_terms(survey, savings, snapshot, now), *terms)
     if not terms:  # most requests end here
         return NO_CHARGES
     charges: dict[str, ChargeColumn] = {}
@@ -203,7 +203,7 @@ def _fetches(charges: Mapping[str, ChargeColumn]) -> Mapping[str, Fetch]:
     return next((one.fetches for one in charges.values() if one.fetches), NO_FETCHES)
 
 
-def _terms(savings: Savings, snapshot: Snapshot, now: float) -> Sequence[Term]:
+def _terms(survey: Survey, savings: Savings, snapshot: Snapshot, now: float) -> Sequence[Term]:
     """Returns the terms that concern a request, besides those of features."""
     belonging, cost = savings.belonging, snapshot.rules.cost
     terms: list[Term] = []
@@ -212,8 +212,9 @@ def _terms(savings: Savings, snapshot: Snapshot, now: float) -> Sequence[Term]:
         terms.append(Siblings(siblings, cost.siblings_percent))
     if belonging.home in belonging.credit:
         terms.append(Patience(belonging.home, cost))
-    if belonging.home or (belonging.begins and not siblings):
-        terms.append(Room(lambda name: snapshot.occupancy(name, now), snapshot.ejected))
+    homes = snapshot.homes
+    if homes is not None and not siblings and is_concerned(belonging, survey):
+        terms.append(Room(snapshot.holdings, homes.returning, snapshot.ejected, now))
     return terms
 
 

@@ -31,7 +31,6 @@ from extproc.routing.candidates.ranks import Ranks
 from extproc.routing.candidates.sampling import sample_size
 from extproc.routing.claims.claim_table import Claim, ClaimTable, Holdings, Lifetimes
 from extproc.routing.claims.homes import NO_TURN, Homes, Turn
-from extproc.routing.claims.live_contexts import Occupancy
 from extproc.routing.decision import Decision
 from extproc.routing.health.statuses import is_uncomputed
 from extproc.routing.health.upstreams import Upstreams
@@ -213,7 +212,7 @@ class Ledger:
             block_size=self.fleet.block_size,
             roster=Roster(workers),
             homes=self.homes,
-            occupancy=self._occupancy,
+            holdings=self.fleet.holdings,
             columns=self.loads.columns,
         )
 
@@ -234,11 +233,6 @@ class Ledger:
             return fleet.rank_choice(worker, path, writes_body=writes_body)
 
         return Ranks(fleet.ranks, self.loads.work_by_rank, choice, path)
-
-    def _occupancy(self, worker: str, now: float) -> Occupancy:
-        holdings = self.fleet.holdings(worker)
-        contexts, returning = holdings.contexts, self.homes.returning
-        return contexts.occupancy(now, holdings.capacity_tokens, returning)
 
     def wants_status(self) -> bool:
         """Returns whether to ask for the next response's status: for a few, or all if in doubt.
@@ -342,7 +336,7 @@ class Ledger:
             return
         self._withdraw(ticket.claims)
         holdings = self.fleet.holdings(worker)
-        ticket.turn = ticket.turn._replace(follows=0)  # it counts at the picked worker now
+        ticket.turn = replace(ticket.turn, follows=0)  # it counts at the picked worker now
         self._note_turn(ticket, holdings, now)
         record = self.claims.record
         ticket.claims = tuple([record(holdings, claim, now) for claim in ticket.claims])

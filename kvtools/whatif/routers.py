@@ -28,7 +28,6 @@ from extproc.routing.candidates.eligibility import Candidate, Roster
 from extproc.routing.candidates.sampling import sample_size
 from extproc.routing.claims.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.claims.homes import Homes
-from extproc.routing.claims.live_contexts import Occupancy
 from extproc.routing.claims.marks import FIRST_LENGTHS, LENGTHS, Marks, packed
 from extproc.routing.cost.fetch import Fetch
 from extproc.routing.decide import decide
@@ -584,7 +583,7 @@ class _Router:
             sample=sample_size(self._contestant.rules, is_alone=not self._loads.routers),
             roster=self._roster,
             homes=self._homes,
-            occupancy=self._occupancy,
+            holdings=self._holdings.__getitem__,
         )
         query, transfers = Query("m", [prompt]), self._contestant.transfers
         terms = self._terms(request, query, snapshot, now)
@@ -592,11 +591,6 @@ class _Router:
         if transfers is None or self._pulling is not None:
             return with_priced_source(made)
         return with_source(query, made, transfers.min_pulled_tokens or 1, snapshot)
-
-    def _occupancy(self, worker: str, now: float) -> Occupancy:
-        holdings = self._holdings[worker]
-        contexts, returning = holdings.contexts, self._homes.returning
-        return contexts.occupancy(now, holdings.capacity_tokens, returning)
 
     def _terms(
         self, request: Request, query: Query, snapshot: Snapshot, now: float

@@ -7,8 +7,8 @@ and what they write there need not be what they write before that answer in the 
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
+import msgspec
 import xxhash
 
 from extproc.requests.outline import BYTES_PER_TOKEN
@@ -25,7 +25,7 @@ _END = 0x9E3779B97F4A7C15
 Part = Callable[[Tokens, int, int], bytes | memoryview]
 
 
-class End(NamedTuple):
+class End(msgspec.Struct, frozen=True, gc=False):
     """Where a request of a conversation ended.
 
     key: of the end. mark: the key of the last mark before it. length: its tokens up to there; 0 if

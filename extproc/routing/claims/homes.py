@@ -9,7 +9,6 @@ requests.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 import msgspec
 
@@ -36,7 +35,7 @@ TAKEN_TO_RETURN, MOST_BEGUN = 64.0, 512.0
 ENDS_OF_MARK = 16
 
 
-class Turn(NamedTuple):
+class Turn(msgspec.Struct, frozen=True, gc=False):
     """One request of a conversation.
 
     keys: under which it is remembered, the one by which its conversation is counted first. follows:
@@ -149,14 +148,16 @@ class Homes:
         The ends of other prompts as long as these are among them: their keys are no home's.
         """
         known, count = self._lengths, len(tokens)
-        if not known:
+        keys = unpacked(marks.keys)
+        found = known.keys() & keys
+        if not found:
             return
-        place = len(marks.lengths)
-        for mark in reversed(unpacked(marks.keys)):
-            place -= 1
-            for length in reversed(known.get(mark, ())):
-                if length <= count:
-                    yield end_key(mark, self._part(tokens, LENGTHS[place], length))
+        for place in range(len(keys) - 1, -1, -1):
+            mark = keys[place]
+            if mark in found:
+                for length in reversed(known[mark]):
+                    if length <= count:
+                        yield end_key(mark, self._part(tokens, LENGTHS[place], length))
 
     def context(self, key: int) -> Context:
         """Returns what the conversation holds whose request has this key."""

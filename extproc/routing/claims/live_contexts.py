@@ -5,7 +5,7 @@ come, and finds its cache only if nothing evicted it. So for a worker it is load
 cache that is taken, until the conversation has been silent for a while.
 """
 
-from typing import NamedTuple
+import msgspec
 
 # A conversation counts until it has been silent for so many seconds, less one span at most.
 SPAN_SECONDS = 15.0
@@ -16,7 +16,7 @@ LIVE_SECONDS = SPAN_SECONDS * SPANS
 MOST_SHARED = 64
 
 
-class Context(NamedTuple):
+class Context(msgspec.Struct, frozen=True, gc=False):
     """What one conversation holds of a cache, in tokens.
 
     own: those that only it has. shared: those of the prefix with which others begin as well.
@@ -31,113 +31,96 @@ class Context(NamedTuple):
 
     def grown_to(self, tokens: float) -> "Context":
         """Returns the context after one more request, whose prompt has so many tokens."""
-        return self._replace(own=max(0.0, tokens - self.shared), has_returned=True)
+        own = max(0.0, tokens - self.shared)
+        return Context(own, self.shared, self.shared_key, has_returned=True)
 
 
 NO_CONTEXT = Context()
 
 
-class Occupancy(NamedTuple):
-    """How full of live contexts a worker's cache is.
-
-    conversations: how many that are expected to return live there. tokens: of their contexts, a
-    shared prefix once. capacity: the size of the cache in tokens, None if it is not known.
-    returning: the share of all conversations that return after their first request.
-    """
-
-    conversations: float = 0.0
-    tokens: float = 0.0
-    capacity: int | None = None
-    returning: float = 1.0
-
-    @property
-    def share(self) -> float:
-        """The share of the cache that is full of them, at most 1; 0 if its size is not known."""
-        return min(1.0, self.tokens / self.capacity) if self.capacity else 0.0
-
-    def without(self, context: Context) -> "Occupancy":
-        """Returns the same without one of the conversations."""
-        count, tokens = max(0.0, self.conversations - 1), max(0.0, self.tokens - context.own)
-        return self._replace(conversations=count, tokens=tokens)
-
-
 class LiveContexts:
-    """Counts one worker's live contexts by the span of time of each one's last request.
+    """One worker's live contexts, by the span of time of each one's last request.
+
+    once: how many of these conversations have had one request. returned: how many have had more.
+    own_once, own_returned: the tokens that only they have. shared: those of the prefixes that they
+    share, each once. expires_at: from when on `expire` is to be called before these are read.
 
     Times are seconds of one monotonic clock. A call takes the same time for any number of
     conversations.
     """
 
-    __slots__ = ("_latest", "_once", "_returned", "_shared")
+    __slots__ = (
+        "_latest",
+        "_prefixes",
+        "_spans",
+        "expires_at",
+        "once",
+        "own_once",
+        "own_returned",
+        "returned",
+        "shared",
+    )
 
     def __init__(self) -> None:
-        self._once = _Spans()
-        self._returned = _Spans()
-        self._shared: dict[int, tuple[float, float]] = {}  # tokens, and when it was last used
+        # of each span: how many, and their own tokens, of those with one request and with more
+        self._spans = [[0.0] * 4 for _ in range(SPANS)]
+        self._prefixes: dict[int, tuple[float, float]] = {}  # tokens, and when it was last used
         self._latest = 0
+        self.once = self.returned = 0.0
+        self.own_once = self.own_returned = self.shared = 0.0
+        self.expires_at = SPAN_SECONDS
 
     def count(self, now: float, context: Context = NO_CONTEXT) -> None:
         """Counts a conversation whose last request is the one of now."""
-        span = int(now // SPAN_SECONDS)
-        if span > self._latest:
-            first = max(self._latest + 1, span - SPANS + 1)
-            self._once.clear(first, span)
-            self._returned.clear(first, span)
-            self._latest = span
-        self._spans(context).add(span, 1, context.own)
+        if now >= self.expires_at:
+            self.expire(now)
+        self._add(self._spans[self._latest % SPANS], 1, context)
         if context.shared_key:
             self._share(context, now)
-
-    def _spans(self, context: Context) -> "_Spans":
-        return self._returned if context.has_returned else self._once
-
-    def _share(self, context: Context, now: float) -> None:
-        shared = self._shared
-        shared.pop(context.shared_key, None)
-        shared[context.shared_key] = context.shared, now
-        if len(shared) > MOST_SHARED:
-            del shared[next(iter(shared))]
 
     def forget(self, since: float, context: Context = NO_CONTEXT) -> None:
         """Counts a conversation no longer, whose last request here was counted at a time."""
         span = int(since // SPAN_SECONDS)
         if span > self._latest - SPANS:
-            self._spans(context).add(span, -1, -context.own)
+            self._add(self._spans[span % SPANS], -1, context)
 
-    def occupancy(
-        self, now: float, capacity: int | None = None, returning: float = 1.0
-    ) -> Occupancy:
-        """Returns how many conversations live here now, and the tokens of their contexts.
+    def expire(self, now: float) -> None:
+        """Counts those no longer that have been silent for too long."""
+        span = int(now // SPAN_SECONDS)
+        for passed in range(max(self._latest + 1, span - SPANS + 1), span + 1):
+            counts = self._spans[passed % SPANS]
+            self.once -= counts[0]
+            self.returned -= counts[2]
+            counts[:] = 0.0, 0.0, 0.0, 0.0
+        # sums made anew, so that no rounding stays
+        self.own_once = sum([counts[1] for counts in self._spans])
+        self.own_returned = sum([counts[3] for counts in self._spans])
+        self._latest = max(self._latest, span)
+        self.expires_at = (self._latest + 1) * SPAN_SECONDS
+        oldest = now - LIVE_SECONDS
+        for key in [key for key, (_, used) in self._prefixes.items() if used <= oldest]:
+            self._drop(key)
 
-        capacity, returning: as in `Occupancy`; a conversation that had only one request counts as
-        much as it is likely to return.
-        """
-        oldest = max(int(now // SPAN_SECONDS) - SPANS + 1, self._latest - SPANS + 1)
-        once, own_once = self._once.sums(oldest, self._latest)
-        count, own = self._returned.sums(oldest, self._latest)
-        shared = sum([tokens for tokens, at in self._shared.values() if now - at < LIVE_SECONDS])
-        tokens = max(0.0, own + returning * own_once) + shared
-        return Occupancy(count + returning * once, tokens, capacity, returning)
+    def _add(self, counts: list[float], sign: int, context: Context) -> None:
+        if context.has_returned:
+            counts[2] += sign
+            counts[3] += sign * context.own
+            self.returned += sign
+            self.own_returned += sign * context.own
+        else:
+            counts[0] += sign
+            counts[1] += sign * context.own
+            self.once += sign
+            self.own_once += sign * context.own
 
+    def _share(self, context: Context, now: float) -> None:
+        prefixes, key = self._prefixes, context.shared_key
+        if key in prefixes:
+            self._drop(key)
+        elif len(prefixes) == MOST_SHARED:
+            self._drop(next(iter(prefixes)))
+        prefixes[key] = context.shared, now
+        self.shared += context.shared
 
-class _Spans:
-    """How many conversations had their last request in each span, and their own tokens."""
-
-    __slots__ = ("_counts", "_own")
-
-    def __init__(self) -> None:
-        self._counts = [0] * SPANS
-        self._own = [0.0] * SPANS
-
-    def clear(self, first: int, last: int) -> None:
-        for span in range(first, last + 1):
-            self._counts[span % SPANS], self._own[span % SPANS] = 0, 0.0
-
-    def add(self, span: int, count: int, own: float) -> None:
-        self._counts[span % SPANS] += count
-        self._own[span % SPANS] += own
-
-    def sums(self, first: int, last: int) -> tuple[int, float]:
-        places = [span % SPANS for span in range(first, last + 1)]
-        counts, own = self._counts, self._own
-        return sum([counts[place] for place in places]), sum([own[place] for place in places])
+    def _drop(self, key: int) -> None:
+        self.shared = max(0.0, self.shared - self._prefixes.pop(key)[0])

@@ -13,12 +13,14 @@ once, does not gather them on the first worker that holds it.
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
-from operator import add, mul
 
+import msgspec
+
+from extproc.routing.claims.claim_table import Holdings
 from extproc.routing.claims.homes import HOME_TOKENS
-from extproc.routing.claims.live_contexts import Occupancy
 from extproc.routing.cost.survey import Survey
 from extproc.routing.cost.term import Charge
+from extproc.routing.savings.belonging import Belonging
 from extproc.routing.savings.savings import Savings
 
 # A conversation that lives on a worker is at least so much work to come there, in tokens.
@@ -28,6 +30,39 @@ CONVERSATION_TOKENS = 1_024.0
 CONVERSATIONS = "conversations"
 
 
+class Occupancy(msgspec.Struct, frozen=True, gc=False):
+    """How full of live contexts a worker's cache is.
+
+    conversations: how many live there. tokens: of their contexts, a shared prefix once. In both,
+    one that had only one request counts as much as it is likely to return. capacity: the size of
+    the cache in tokens, None if it is not known.
+    """
+
+    conversations: float
+    tokens: float
+    capacity: int | None = None
+
+    @property
+    def share(self) -> float:
+        """The share of the cache that is full of them, at most 1; 0 if its size is not known."""
+        return min(1.0, self.tokens / self.capacity) if self.capacity else 0.0
+
+
+def occupancy_of(holdings: Holdings, returning: float, now: float) -> Occupancy:
+    """Returns how full a worker's cache is.
+
+    returning: the share of the conversations that return after their first request.
+    """
+    live = holdings.contexts
+    if now >= live.expires_at:
+        live.expire(now)
+    return Occupancy(
+        live.returned + returning * live.once,
+        live.own_returned + returning * live.own_once + live.shared,
+        holdings.capacity_tokens,
+    )
+
+
 def evicted(occupied: float, added: float, capacity: int | None) -> float:
     """Returns how many live tokens added ones are expected to evict from a cache.
 
@@ -35,60 +70,102 @@ def evicted(occupied: float, added: float, capacity: int | None) -> float:
     is not known, when nothing is expected.
 
     A cache is never filled evenly, so an added token evicts a live one with the square of the share
-    that is occupied as the chance, and always once all of it is.
+    that is occupied as the chance, and certainly once all of it is. This is the integral of that.
     """
     if not capacity:
         return 0.0
-    return capacity * (_evicted(occupied + added, capacity) - _evicted(occupied, capacity))
+    before, after = occupied / capacity, (occupied + added) / capacity
+    below = before**3 / 3 if before < 1.0 else before - 2 / 3
+    above = after**3 / 3 if after < 1.0 else after - 2 / 3
+    return capacity * (above - below)
 
 
-def _evicted(occupied: float, capacity: int) -> float:
-    """Returns the integral of that chance, from an empty cache to one that is so full."""
-    share = occupied / capacity
-    return share**3 / 3 if share < 1.0 else share - 2 / 3
+def is_concerned(belonging: Belonging, survey: Survey) -> bool:
+    """Returns whether a request's conversation begins, lost its cache, or would leave its worker.
+
+    Any other stays where it is: a price of moving it would change nothing.
+    """
+    costs = survey.costs
+    if belonging.begins or not belonging.home or not costs:
+        return belonging.begins and len(costs) > 1
+    return survey.workers[costs.index(min(costs))].name != belonging.home
 
 
 class Room:
-    """The term of a request whose conversation begins, lost its cache, or would leave its worker.
+    """The term of a request that `is_concerned`.
 
-    occupancy: returns how full of live contexts a worker's cache is, by its name. ejected: failing
-    endpoints.
+    holdings: returns the record of what was sent to a worker, by its name. returning: the share of
+    the conversations that return after their first request. ejected: failing endpoints.
     """
 
-    def __init__(self, occupancy: Callable[[str], Occupancy], ejected: Mapping[str, str]) -> None:
-        self._occupancy = occupancy
+    def __init__(
+        self,
+        holdings: Callable[[str], Holdings],
+        returning: float,
+        ejected: Mapping[str, str],
+        now: float,
+    ) -> None:
+        self._holdings = holdings
+        self._returning = returning
         self._ejected = ejected
+        self._now = now
 
     def charge(self, survey: Survey, savings: Savings) -> Charge | None:
         """Returns by how much more than the best one each worker costs."""
-        belonging = savings.belonging
-        names = [one.name for one in survey.workers]
-        home = names.index(belonging.home) if belonging.home in names else -1
-        if not belonging.begins and (home < 0 or survey.costs[home] <= min(survey.costs)):
-            return None
-        there = list(map(self._occupancy, names))
-        if home >= 0:
-            there[home] = there[home].without(belonging.before)
-        tokens = _new_tokens(names, there, savings)
-        slow = [one.slowness for one in survey.loads]
-        if not belonging.begins and not belonging.credit:
-            tokens[home] -= HOME_TOKENS
-        cost = list(map(mul, tokens, slow))
+        belonging, slow = savings.belonging, [one.slowness for one in survey.loads]
+        there = self._there(survey, belonging)
+        costs = self._new(survey, there, slow, savings)
         if belonging.begins:
-            cost = list(map(add, cost, self._work_to_come(survey, there, slow, savings)))
-        least = min(cost, default=0.0)
-        if max(cost, default=0.0) == least:
+            self._add_work_to_come(costs, survey, there, slow, savings)
+        elif not belonging.credit:
+            costs = [
+                cost if worker.name == belonging.home else cost + HOME_TOKENS * slower
+                for cost, worker, slower in zip(costs, survey.workers, slow, strict=True)
+            ]
+        least = min(costs)
+        if max(costs) == least:
             return None
-        return Charge(CONVERSATIONS, [survey.affinity * (each - least) for each in cost])
+        affinity = survey.affinity
+        return Charge(CONVERSATIONS, [affinity * (each - least) for each in costs])
 
-    def _work_to_come(
+    def _there(self, survey: Survey, belonging: Belonging) -> list[Occupancy]:
+        """Returns how full each worker's cache is without the request's own conversation."""
+        there, holdings = [], self._holdings
+        for worker in survey.workers:
+            found = occupancy_of(holdings(worker.name), self._returning, self._now)
+            if worker.name == belonging.home:
+                others = max(0.0, found.conversations - 1)
+                tokens = max(0.0, found.tokens - belonging.before.own)
+                found = Occupancy(others, tokens, found.capacity)
+            there.append(found)
+        return there
+
+    def _new(
         self,
         survey: Survey,
         there: Sequence[Occupancy],
         slow: Sequence[float],
         savings: Savings,
-    ) -> Sequence[float]:
-        """Returns by how many tokens a conversation that begins avoids each worker.
+    ) -> list[float]:
+        """Returns what the request's new tokens are expected to evict on each worker."""
+        saved, weighed = savings.saved, savings.weighed_tokens
+        shared = savings.belonging.turn.context.shared
+        costs = []
+        for worker, one, slower in zip(survey.workers, there, slow, strict=True):
+            held = min(saved.get(worker.name, 0.0), weighed)
+            occupied = one.tokens + max(0.0, held - shared)
+            costs.append(slower * evicted(occupied, weighed - held, one.capacity))
+        return costs
+
+    def _add_work_to_come(
+        self,
+        costs: list[float],
+        survey: Survey,
+        there: Sequence[Occupancy],
+        slow: Sequence[float],
+        savings: Savings,
+    ) -> None:
+        """Adds by how many tokens a conversation that begins avoids each worker.
 
         Each conversation that a worker has beyond the sound one with the least to do counts half of
         what the request could save anywhere, and a little more. So a shared prefix is worth one of
@@ -97,21 +174,13 @@ class Room:
         spread.
         """
         live = [one.conversations * slower for one, slower in zip(there, slow, strict=True)]
-        sound = [one.endpoint not in self._ejected for one in survey.workers]
-        least = min(compress(live, sound), default=min(live, default=0.0))
-        full = min(compress([one.share for one in there], sound), default=0.0)
+        able, full = live, [one.share for one in there]
+        if self._ejected:
+            sound = [worker.endpoint not in self._ejected for worker in survey.workers]
+            able, full = list(compress(live, sound)) or live, list(compress(full, sound)) or full
+        least = min(able)
         each = CONVERSATION_TOKENS + max(savings.saved.values(), default=0.0) / 2
-        each *= (1.0 - full**2) * max([one.returning for one in there], default=0.0)
-        return [each * max(0.0, one - least) for one in live]
-
-
-def _new_tokens(names: Sequence[str], there: Sequence[Occupancy], savings: Savings) -> list[float]:
-    """Returns how many live tokens a request's new ones are expected to evict on each worker."""
-    saved, weighed = savings.saved, savings.weighed_tokens
-    shared = savings.belonging.turn.context.shared
-    found = []
-    for name, one in zip(names, there, strict=True):
-        held = min(saved.get(name, 0.0), weighed)
-        occupied = one.tokens + max(0.0, held - shared)
-        found.append(evicted(occupied, weighed - held, one.capacity))
-    return found
+        each *= self._returning * (1.0 - min(full) ** 2)
+        for at, one in enumerate(live):
+            if one > least:
+                costs[at] += each * (one - least)

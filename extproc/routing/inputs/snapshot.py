@@ -8,9 +8,8 @@ from extproc._core import LoadColumns
 from extproc.config.schema import Policy
 from extproc.routing.candidates.eligibility import Candidate, Roster
 from extproc.routing.candidates.ranks import Ranks
-from extproc.routing.claims.claim_table import ClaimTable
+from extproc.routing.claims.claim_table import ClaimTable, Holdings
 from extproc.routing.claims.homes import Homes
-from extproc.routing.claims.live_contexts import Occupancy
 from extproc.routing.load.loads import Load
 from kvstate.overlap import Overlap
 
@@ -22,11 +21,6 @@ def _always_live(_: str) -> str:
 def one_token(_: str) -> int:
     """Returns 1: without a known block size, any length counts."""
     return 1
-
-
-def unoccupied(_: str, __: float) -> Occupancy:
-    """Returns that nothing lives on a worker: no conversation is followed."""
-    return Occupancy()
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -66,8 +60,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     roster: Roster | None = None
     # The workers of conversations.
     homes: Homes | None = None
-    # Returns how full of live contexts a worker's cache is at a time, by its name.
-    occupancy: Callable[[str, float], Occupancy] = unoccupied
+    # Returns the record of what was sent to a worker, by its name; needed with homes.
+    holdings: Callable[[str], Holdings] = Holdings
     # Returns the loads of several workers at a time; None to ask `load` for each.
     columns: Callable[[Sequence[Candidate], float], LoadColumns] | None = None
     # Whether two workers may share the request: it is steered, and its body can say so.

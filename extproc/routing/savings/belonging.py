@@ -16,10 +16,11 @@ import msgspec
 
 from extproc.requests.request import RoutingRequest
 from extproc.requests.tenant_salt import name_apart
+from extproc.routing.claims.claim_table import Expected
 from extproc.routing.claims.ends import end_of_text, ends_in_text
 from extproc.routing.claims.homes import HOME_TOKENS, NO_TURN, Homes, Turn
 from extproc.routing.claims.live_contexts import NO_CONTEXT, Context
-from extproc.routing.claims.marks import Marks, unpacked
+from extproc.routing.claims.marks import MARKS_PER_OCTAVE, Marks, unpacked
 from extproc.routing.inputs.query import Query
 from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.savings.sessions import MAX_SESSION_LETTERS, session_credit
@@ -61,14 +62,16 @@ def belonging_of(
     marks: Sequence[Marks],
     places: Sequence[int],
     snapshot: Snapshot,
+    sent: Sequence[Mapping[str, Expected]],
     saved: Mapping[str, float],
     weighed: float,
     now: float,
 ) -> Belonging:
     """Returns which workers a request prefers, of those at these places among the snapshot's.
 
-    Ejected workers are left out unless all are ejected. saved: the tokens that workers are expected
-    to save, by name. weighed: those of the whole prompt.
+    Ejected workers are left out unless all are ejected. sent: what was sent of each prompt to each
+    worker. saved: the tokens that workers are expected to save, by name. weighed: those of the
+    whole prompt.
     """
     homes = snapshot.homes
     if not query.reads_cache:
@@ -76,7 +79,7 @@ def belonging_of(
     if query.prompts and (query.media is None or query.media.is_whole):
         if homes is None or len(query.prompts) != 1 or not marks:
             return NOWHERE
-        return _of_tokens(query.prompts[0], marks[0], homes, saved, weighed, now)
+        return _of_tokens(query.prompts[0], marks[0], homes, sent[0], saved, weighed, now)
     # by address, since routers with different sources may name workers differently
     names = {one.endpoint: one.name for one in map(snapshot.workers.__getitem__, places)}
     if homes is not None and query.previous:
@@ -85,7 +88,9 @@ def belonging_of(
         if home in names.values():
             credit = {home: saved.get(home, 0.0) + HOME_TOKENS}
             return Belonging(credit, RESPONSE, Turn(_keys_of(marks)))
-    return _of_texts(request, query, marks, names, snapshot, saved, weighed, now)
+    return _of_texts(
+        request, query, marks, names, snapshot, sent[0] if sent else {}, saved, weighed, now
+    )
 
 
 def _of_texts(
@@ -94,6 +99,7 @@ def _of_texts(
     marks: Sequence[Marks],
     names: Mapping[str, str],
     snapshot: Snapshot,
+    sent: Mapping[str, Expected],
     saved: Mapping[str, float],
     weighed: float,
     now: float,
@@ -121,7 +127,8 @@ def _of_texts(
             turn = Turn(keys, follows, before.grown_to(weighed))
             return Belonging(credit, by, turn, home, before)
     begins = homes is not None and bool(keys)
-    turn = Turn(keys, 0, _begun(marks, saved, weighed))
+    most = max(saved.values(), default=0.0)
+    turn = Turn(keys, 0, _begun(marks, sent, most, weighed))
     if not session:
         return Belonging(turn=turn, begins=begins)
     percent = snapshot.rules.cost.uncertain_percent
@@ -134,33 +141,42 @@ def _of_tokens(
     prompt: Prompt,
     marks: Marks,
     homes: Homes,
+    sent: Mapping[str, Expected],
     saved: Mapping[str, float],
     weighed: float,
     now: float,
 ) -> Belonging:
-    """Returns to which worker a request belongs whose tokens are known."""
+    """Returns to which worker a request belongs whose tokens are known.
+
+    What no request shares that was sent of late is its own, also if its conversation is not known:
+    after a restart, conversations stay where they are held.
+    """
     end = homes.end_of(marks, prompt.tokens)
     if end is None:
         return NOWHERE
     home, follows = homes.find(homes.ends_in(marks, prompt.tokens), now)
-    if not follows:
-        turn = Turn((end.key,), 0, _begun((marks,), saved, weighed), end)
-        return Belonging(turn=turn, begins=True)
+    most = max(saved.values(), default=0.0)
     before = homes.context(follows)
-    context = before.grown_to(weighed)
-    own_held = max(saved.values(), default=0.0) - context.shared
+    context = before.grown_to(weighed) if follows else _begun((marks,), sent, most, weighed)
     turn = Turn((end.key,), follows, context, end)
-    return Belonging({}, "", turn, home, before, begins=own_held < context.own / 2)
+    begins = most - context.shared < context.own / 2
+    return Belonging({}, "", turn, home, before, begins)
 
 
-def _begun(marks: Sequence[Marks], saved: Mapping[str, float], weighed: float) -> Context:
-    """Returns what a conversation holds that begins: what a worker has of it, others share."""
-    shared = min(max(saved.values(), default=0.0), weighed)
+def _begun(
+    marks: Sequence[Marks], sent: Mapping[str, Expected], most: float, weighed: float
+) -> Context:
+    """Returns what a conversation holds that is not known: it shares what was sent before.
+
+    sent: what was sent of it to each worker, to within a mark. most: the tokens that any worker
+    would save.
+    """
+    shared = float(max([approximate for _, approximate in sent.values()], default=0))
+    shared = min(weighed, most if shared + shared / MARKS_PER_OCTAVE >= most else shared)
     place = bisect_right(marks[0].lengths, shared) - 1 if marks else -1
     if place < 0:
         return Context(weighed)
-    key = unpacked(marks[0].keys)[place]
-    return Context(weighed - shared, shared, key)
+    return Context(weighed - shared, shared, unpacked(marks[0].keys)[place])
 
 
 def _keys_of(marks: Sequence[Marks]) -> tuple[int, ...]:

@@ -6,13 +6,12 @@ import msgspec
 
 from extproc.requests.outline import BYTES_PER_TOKEN
 from extproc.requests.request import RoutingRequest
-from extproc.routing.claims.claim_table import ClaimTable
+from extproc.routing.claims.claim_table import ClaimTable, Expected
 from extproc.routing.claims.marks import Marks
 from extproc.routing.inputs.query import Query
 from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.savings.belonging import Belonging, belonging_of
 from extproc.routing.savings.claims import NO_CLAIMS, Claims, claims_of
-from kvstate.overlap import Overlap
 
 # The rest of a longer body that is not read is ignored: such bodies mostly carry media, which are
 # few tokens.
@@ -54,9 +53,10 @@ def savings_of(
     if query.media is not None and not query.media.is_whole:
         state = _unknown  # feeds show nothing of what is behind
     marks = _marks(query, snapshot.claims)
-    claims = _claims(snapshot.overlaps, marks, snapshot, state, now) if query.reads_cache else {}
+    sent = _expected(snapshot, marks, now) if query.reads_cache else ()
+    claims = _claims(snapshot, sent, state) if query.reads_cache else {}
     saved = {name: one.saved for name, one in claims.items()}
-    belonging = belonging_of(request, query, marks, eligible, snapshot, saved, weighed, now)
+    belonging = belonging_of(request, query, marks, eligible, snapshot, sent, saved, weighed, now)
     for name, more in belonging.credit.items():
         saved[name] = max(saved.get(name, 0.0), more)
     return Savings(prompt_tokens, weighed, marks, claims, belonging, saved)
@@ -88,13 +88,15 @@ def _marks(query: Query, sent: ClaimTable | None) -> Sequence[Marks]:
     return list(map(sent.marks, query.prompts))
 
 
-def _claims(
-    held: Sequence[Mapping[str, Overlap]],
-    marks: Sequence[Marks],
-    snapshot: Snapshot,
-    state: Callable[[str], str],
-    now: float,
-) -> Mapping[str, Claims]:
+def _expected(
+    snapshot: Snapshot, marks: Sequence[Marks], now: float
+) -> Sequence[Mapping[str, Expected]]:
+    """Returns what was sent of each prompt to each worker."""
     sent = snapshot.claims
-    expected = [sent.expected(one, now) for one in marks] if sent is not None else []
-    return claims_of(held, expected, state, snapshot.rules.cost, snapshot.block_size)
+    return [sent.expected(one, now) for one in marks] if sent is not None else ()
+
+
+def _claims(
+    snapshot: Snapshot, sent: Sequence[Mapping[str, Expected]], state: Callable[[str], str]
+) -> Mapping[str, Claims]:
+    return claims_of(snapshot.overlaps, sent, state, snapshot.rules.cost, snapshot.block_size)

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.routing.claims.claim_table import Holdings
 from extproc.routing.claims.live_contexts import (
     LIVE_SECONDS,
     MOST_SHARED,
@@ -9,13 +10,21 @@ from extproc.routing.claims.live_contexts import (
     Context,
     LiveContexts,
 )
+from extproc.routing.cost.room import Occupancy, occupancy_of
+
+
+def occupancy(one: LiveContexts, now: float, returning: float = 1.0) -> Occupancy:
+    """How full a cache of 1,000 tokens is."""
+    holdings = Holdings("a")
+    holdings.contexts, holdings.capacity_tokens = one, 1_000
+    return occupancy_of(holdings, returning, now)
 
 
 def test_conversation_counts_until_it_has_been_silent_for_a_while() -> None:
     one = LiveContexts()
     one.count(SPAN_SECONDS * 100)
     counts = [
-        one.occupancy(SPAN_SECONDS * (100 + spans)).conversations for spans in (0, 1, 7, 8, 900)
+        occupancy(one, SPAN_SECONDS * (100 + spans)).conversations for spans in (0, 1, 7, 8, 900)
     ]
     assert counts == [1, 1, 1, 0, 0]
 
@@ -25,10 +34,10 @@ def test_conversation_that_left_counts_no_longer() -> None:
     one.count(10.0)
     one.count(20.0)
     one.forget(10.0)
-    assert one.occupancy(20.0).conversations == 1
+    assert occupancy(one, 20.0).conversations == 1
     one.count(20.0 + LIVE_SECONDS)
     one.forget(20.0)
-    assert one.occupancy(20.0 + LIVE_SECONDS).conversations == 1
+    assert occupancy(one, 20.0 + LIVE_SECONDS).conversations == 1
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 60.0), st.booleans()), max_size=60))
@@ -44,7 +53,7 @@ def test_conversations_are_those_seen_lately_that_have_not_left(
             one.count(now)
             seen.append(now)
         oldest = (now // SPAN_SECONDS) * SPAN_SECONDS + SPAN_SECONDS - LIVE_SECONDS
-        assert one.occupancy(now).conversations == sum(since >= oldest for since in seen)
+        assert occupancy(one, now).conversations == sum(since >= oldest for since in seen)
 
 
 CONTEXTS = st.builds(
@@ -69,7 +78,7 @@ def test_occupancy_counts_own_tokens_each_and_a_shared_prefix_once(
     weights = {True: 1.0, False: returning}
     own = sum(weights[each.has_returned] * each.own for each in held.values())
     shared = 50.0 * len({each.shared_key for _, each in turns} - {0})
-    found = one.occupancy(5.0, 1_000, returning)
+    found = occupancy(one, 5.0, returning)
     assert found.tokens == pytest.approx(own + shared)
     assert found.conversations == pytest.approx(
         sum(weights[each.has_returned] for each in held.values())
@@ -81,5 +90,5 @@ def test_shared_prefixes_are_forgotten_in_time_and_bounded() -> None:
     one = LiveContexts()
     for key in range(1, 3 * MOST_SHARED):
         one.count(1.0, Context(0.0, 1.0, key))
-    assert one.occupancy(1.0).tokens == MOST_SHARED
-    assert one.occupancy(1.0 + LIVE_SECONDS).tokens == 0.0
+    assert occupancy(one, 1.0).tokens == MOST_SHARED
+    assert occupancy(one, 1.0 + LIVE_SECONDS).tokens == 0.0

@@ -11,8 +11,7 @@ from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.claims.claim_table import ClaimTable, Holdings
 from extproc.routing.claims.homes import Homes
-from extproc.routing.claims.live_contexts import Occupancy
-from extproc.routing.cost.room import CONVERSATIONS, evicted
+from extproc.routing.cost.room import CONVERSATIONS, Occupancy, evicted, occupancy_of
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
 from extproc.routing.inputs.query import Query
@@ -29,13 +28,14 @@ class Fleet:
     """Three equal workers whose caches hold what was sent there, and never evict."""
 
     def __init__(self, capacity: int | None = CAPACITY) -> None:
-        self.capacity = capacity
         self.homes, self.claims, self.now = Homes(1), ClaimTable(1), 0.0
         self.holdings = {one.name: Holdings(one.name) for one in WORKERS}
+        for each in self.holdings.values():
+            each.capacity_tokens = capacity
         self.sent: dict[str, list[Sequence[int]]] = {one.name: [] for one in WORKERS}
 
-    def occupancy(self, name: str, now: float) -> Occupancy:
-        return self.holdings[name].contexts.occupancy(now, self.capacity)
+    def occupancy(self, name: str) -> Occupancy:
+        return occupancy_of(self.holdings[name], 1.0, self.now)
 
     def decide(self, tokens: Sequence[int], **known: object) -> Decision:
         held = {
@@ -45,7 +45,7 @@ class Fleet:
         }
         here = Snapshot(
             WORKERS, [held], lambda _, __: Load(), "cost", 0,
-            claims=self.claims, homes=self.homes, occupancy=self.occupancy,
+            claims=self.claims, homes=self.homes, holdings=self.holdings.__getitem__,
         )  # fmt: skip
         query = Query("m", [Prompt("m", array("I", tokens))])
         return decide(PLAIN_REQUEST, query, replace(here, **known), self.now, Random(0))
@@ -55,8 +55,10 @@ class Fleet:
         made = self.decide(tokens, **known)
         worker = worker or made.worker
         self.homes.turn(made.basis.belonging.turn, self.holdings[worker], self.now)
+        claim = self.claims.record(self.holdings[worker], made.marks[0], self.now)
+        self.claims.end(claim, self.now)
         self.sent[worker].append(tokens)
-        self.now += 1.0
+        self.now += 2.0
         return worker
 
 
@@ -119,6 +121,18 @@ def test_conversation_that_lost_its_cache_is_placed_as_one_that_begins() -> None
     assert (made.basis.belonging.home, made.worker != "a") == ("a", True)
 
 
+def test_conversation_that_is_held_stays_where_it_is_after_a_restart() -> None:
+    fleet = Fleet()
+    first, second = conversation(1, 3_000, 2)
+    fleet.send(first, "a")
+    after = Fleet()
+    after.sent = fleet.sent
+    for number in range(2, 5):
+        after.send(next(conversation(number, 300)), "a")
+    made = after.decide(second)
+    assert (made.worker, made.basis.belonging.begins) == ("a", False)
+
+
 def test_held_conversation_is_moved_only_for_more_than_a_move_costs() -> None:
     fleet = Fleet()
     first, second = conversation(1, 3_000, 2)
@@ -147,6 +161,6 @@ def test_occupancy_is_the_own_tokens_of_each_conversation_where_it_was_last(
         last[number] = worker, last.get(number, ("", 0))[1] + 500
     for name in "abc":
         own = sum(tokens for worker, tokens in last.values() if worker == name)
-        found = fleet.occupancy(name, fleet.now)
+        found = fleet.occupancy(name)
         assert found.conversations == sum(worker == name for worker, _ in last.values())
         assert own <= found.tokens <= own + 2 * len(SYSTEM)

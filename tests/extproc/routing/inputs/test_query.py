@@ -1,9 +1,6 @@
 from array import array
 
-from extproc.routing.claims.live_contexts import Occupancy
 from extproc.routing.inputs.query import Query, Variant
-from extproc.routing.inputs.snapshot import Snapshot
-from extproc.routing.load.loads import Load
 from kvstate.overlap import Prompt
 
 OWN, OTHER = Prompt("m", array("I", [1])), Prompt("m", array("I", [2]))
@@ -20,8 +17,3 @@ def test_query_is_told_to_each_worker_as_its_engine_reads_it() -> None:
         "old": ([], 0),
         "oldest": ([], 0),
     }
-
-
-def test_snapshot_of_no_counts_has_no_live_contexts() -> None:
-    snapshot = Snapshot([], [], lambda _, __: Load(), "cost", 0)
-    assert snapshot.occupancy("a worker", 0.0) == Occupancy()
