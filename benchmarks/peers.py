@@ -3,7 +3,8 @@
     python benchmarks/peers.py [--quick] [--only speed|hits|losses|agents] [--json FILE]
 
 None of them is a dependency of KVSteer. Install what you want to compare, each as its project says:
-SMG with `pip install smg`; Dynamo with `pip install ai-dynamo packaging uvloop`, and
+SMG with `pip install smg`, vLLM Router with `pip install vllm-router`, each in an environment of
+its own with its program in PATH; Dynamo with `pip install ai-dynamo packaging uvloop`, and
 KVSTEER_DYNAMO_PYTHON=PATH if that is in another environment; the programs `epp` (llm-d-router,
 release 0.10), `lwepp` (gateway-api-inference-extension, release 1.6) and `aibrix-plugins` (AIBrix's
 cmd/plugins, release 0.6; needs redis-server) in PATH. A program built from a working copy does not
@@ -28,7 +29,7 @@ from extproc_load import conversations, found_wrk, write
 from extproc_rounds import Cell, Figures, Measured, measured
 from measure import CannotRunError, Figure, Goal, Row, missed
 from peers_agents import stays
-from peers_contestants import AIBRIX, DYNAMO, LLM_D, PEERS, ROUND_ROBIN, PeersArena, versions
+from peers_contestants import AIBRIX, DYNAMO, LLM_D, PEERS, PICKERS, PeersArena, versions
 from peers_trials import Hits, hits, losses, resident_mib
 from rows import arguments, run
 
@@ -62,7 +63,7 @@ def speed(cells: Sequence[Cell], rounds: int, seconds: int) -> tuple[list[Row], 
         directory = Path(name)
         bodies = directory / "bodies"
         bodies.mkdir()
-        names = [LEAN_IDLE, *(one for one in PEERS if one != ROUND_ROBIN)]
+        names = [PLAIN, LEAN_IDLE, *PICKERS]
         arena = PeersArena(stack, directory, names)
         known = []
         for size in sorted({cell.size for cell in cells}):
@@ -182,9 +183,7 @@ def lost_requests() -> str:
     """Returns a table of requests lost while a picker is killed, and while it hangs."""
     lines = []
     for what, number in (("killed", signal.SIGKILL), ("hung", signal.SIGSTOP)):
-        for name in PEERS:
-            if name in (PLAIN, ROUND_ROBIN):
-                continue
+        for name in PICKERS:
             try:
                 lines.append(f"{what:<8}{name:<19}{losses(name, number)}")
             except CannotRunError as error:
