@@ -72,6 +72,16 @@ SHAPE = {
     "eos_token_id": 0,
     "bos_token_id": 1,
 }
+
+
+def topic(endpoint: str, names: Sequence[str]) -> str:
+    """Returns the topic of a worker's events: the engines' default, except for llm-d's picker.
+
+    That one takes no events without a worker's name in the topic; vLLM Router none with any topic.
+    """
+    return f"kv@{endpoint}@{Settings().model}" if LLM_D in names and shutil.which("epp") else ""
+
+
 # Pickers find events by the worker's address and one common port, so each worker has its own
 # address.
 ADDRESSES = tuple(f"127.0.0.{number}" for number in range(21, 21 + UPSTREAMS))
@@ -160,6 +170,7 @@ class PeersArena(Arena):
         block_size: int = 16,
         vllm_router_log: str = "error",
     ) -> None:
+        self._names = names
         self._answering = answering
         self._block_size = block_size
         self._vllm_router_log = vllm_router_log
@@ -190,7 +201,7 @@ class PeersArena(Arena):
         for number, (published, replayed) in enumerate(told):
             command = [sys.executable, "-m", "extproc", "worker", "--listen", workers[number]]
             command += ["--events", published, "--replay", replayed]
-            command += ["--topic", f"kv@{endpoints[number]}@{Settings().model}"]
+            command += ["--topic", topic(endpoints[number], self._names)]
             command += ["--model-dir", str(TINY_MODEL), *self._worker]
             self._run(f"worker-{number}", command, f"http://{workers[number]}/health")
         if not self._answering:
