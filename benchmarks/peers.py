@@ -1,6 +1,6 @@
 """Compares KVSteer with pickers and gateways that could be used instead.
 
-    python benchmarks/peers.py [--quick] [--only speed|hits|losses|kinds|agents] [--json FILE]
+    python benchmarks/peers.py [--quick] [--only PART] [--json FILE]
 
 None of them is a dependency of KVSteer. Install what you want to compare, each as its project says:
 SMG with `pip install smg`, vLLM Router with `pip install vllm-router`, each in an environment of
@@ -13,7 +13,7 @@ know its version: set KVSTEER_PEERS_VERSION_EPP=... Missing programs are named i
 speed: wrk's chats of known conversations (extproc.py says how), contestants in turn. hits: chats
 over simulated vLLM workers whose caches are too small for every chat everywhere; fresh workers and
 a fresh contestant each time. losses: requests while the picker is killed, and while it hangs.
-kinds: six ways to ask, as peers_kinds.py says.
+kinds: six ways to ask, as peers_kinds.py says. renderers: vLLM's in Rust beside that in Python.
 agents: real coding agents, as peers_agents.py says.
 """
 
@@ -32,10 +32,11 @@ from measure import CannotRunError, Figure, Goal, Row, missed
 from peers_agents import stays
 from peers_contestants import AIBRIX, DYNAMO, LLM_D, PEERS, PICKERS, PeersArena, versions
 from peers_kinds import kept_turns
+from peers_renderers import renderers
 from peers_trials import Hits, hits, losses, resident_mib
 from rows import arguments, run
 
-PARTS = ("speed", "hits", "losses", "kinds", "agents")
+PARTS = ("speed", "hits", "losses", "kinds", "renderers", "agents")
 CELLS = [Cell(size, connections) for size in (2, 32, 128) for connections in (1, 16)]
 QUICK = [Cell(2, 1), Cell(2, 16)]
 LEARNS_SECONDS, SETTLED_SECONDS = 2.0, 10.0
@@ -208,6 +209,8 @@ def main() -> None:
             print(f"\n{hit_shares(*one.amount((1, 2), (1, 6), (2, 12)))}", flush=True)
         if "kinds" in parts:
             print(f"\n{kept_turns(one.amount(2, 8, 24))}", flush=True)
+        if "renderers" in parts:
+            one.add(renderers(one.amount(1, 3, 6)))
         if "agents" in parts:
             one.add(stays(one.amount(1, 4, 8)))
         if "losses" in parts:
