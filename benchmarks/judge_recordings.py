@@ -17,6 +17,8 @@ import msgspec
 
 WIRE = Path(__file__).resolve().parents[1] / "tests" / "wire"
 
+MODEL = "tiny"
+
 Event = dict[str, Any]
 
 
@@ -73,6 +75,7 @@ class Recording:
 # The dialects are those of kvtools/simulator, for all that was not recorded.
 RECORDINGS: Mapping[str, tuple[str, str, int]] = {
     "vllm_0.32.0_cached_tokens.jsonl": ("vllm-0.32", "0.32.0", 32),
+    "vllm_0.33.0_eagle.jsonl.gz": ("vllm-0.32", "0.33.0", 32),
     "sglang_0.5.23_cached_tokens.jsonl.gz": ("sglang-0.5.22", "0.5.23", 16),
 }
 
@@ -119,7 +122,7 @@ def _with_sessions(records: Iterator[dict[str, Any]], block_size: int) -> Iterat
         details = record["response"]["usage"].get("prompt_tokens_details") or {}
         yield Recorded(
             path=record["path"],
-            body=record["body"],
+            body={**record["body"], "model": MODEL},
             response=record["response"],
             tokens=tokens,
             salt=salt,

@@ -12,20 +12,27 @@ from dataclasses import dataclass
 import msgspec
 from judge_recordings import Batch, Event, Recorded
 
-# What an event says of each of its blocks, in lists in the blocks' order.
-_OF_EACH_BLOCK = ("extra_keys", "mm_keys")
+# vLLM 0.33 with a draft model: the tokens after a block that its hash contains too.
+_LOOKAHEAD = "lookahead_token_ids"
 
+# What an event says of each of its blocks, in lists in the blocks' order.
+_OF_EACH_BLOCK = ("extra_keys", "mm_keys", _LOOKAHEAD)
+
+_Key = tuple[str | None, tuple[int, ...]]
 Payloads = list[tuple[int, bytes]]
 """Which worker publishes what, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A block that the recorded engine holds, with all tokens from the prompt's first one on."""
+    """A block that the recorded engine holds.
+
+    path: all tokens from the prompt's first one to its last. key: what its hash is made of.
+    """
 
     hash: int
     path: tuple[int, ...]
-    salt: str | None
+    key: _Key
     stored: Event
 
 
@@ -36,7 +43,8 @@ class World:
         self._workers = workers
         self._paths: dict[int, tuple[int, ...]] = {}
         self._blocks: dict[int, _Block] = {}
-        self._by_path: dict[tuple[str | None, tuple[int, ...]], _Block] = {}
+        self._by_path: dict[_Key, _Block] = {}
+        self._lookahead = 0
         self._copies: Counter[int] = Counter()
         self._held: defaultdict[int, Counter[int]] = defaultdict(Counter)
 
@@ -76,8 +84,8 @@ class World:
     def _known(self, request: Recorded) -> Iterator[_Block]:
         """The blocks of a prompt that the recorded engine holds, as far as none is missing."""
         tokens, size = tuple(request.tokens), request.block_size
-        for end in range(size, len(tokens) + 1, size):
-            block = self._by_path.get((request.salt, tokens[:end]))
+        for end in range(size, len(tokens) - self._lookahead + 1, size):
+            block = self._by_path.get((request.salt, tokens[: end + self._lookahead]))
             if block is None:
                 return
             yield block
@@ -90,7 +98,7 @@ class World:
                 self._store(event, request, server)
                 events[server].append(event)
             elif event["type"] == "BlockRemoved":
-                for worker, hashes in self._remove(event["block_hashes"]).items():
+                for worker, hashes in self._remove(event["block_hashes"], server).items():
                     is_whole = hashes == list(event["block_hashes"])
                     events[worker].append(event if is_whole else event | {"block_hashes": hashes})
             else:
@@ -101,21 +109,38 @@ class World:
 
     def _store(self, event: Event, request: Recorded, worker: int) -> None:
         parent, size = event["parent_block_hash"], event["block_size"]
-        path = () if parent is None else self._paths[parent]
+        path = () if parent is None else self._path_of(parent, event, request)
         for place, hash_ in enumerate(event["block_hashes"]):
             stored = _single(event, place, parent, size)
             path = (*path, *stored["token_ids"])
-            block = _Block(hash_, path, request.salt, stored)
+            after = tuple(*stored.get(_LOOKAHEAD, ()))
+            self._lookahead = len(after)
+            block = _Block(hash_, path, (request.salt, (*path, *after)), stored)
             self._paths[hash_] = path
-            self._blocks[hash_] = self._by_path[request.salt, path] = block
+            self._blocks[hash_] = self._by_path[block.key] = block
             self._copies[hash_] += 1
             self._held[hash_][worker] += 1
             parent = hash_
 
-    def _remove(self, hashes: Sequence[int]) -> dict[int, list[int]]:
-        """Removes one copy of each; of the last one, all workers are told."""
+    def _path_of(self, block: int, event: Event, request: Recorded) -> tuple[int, ...]:
+        """The tokens to the end of a block; of one that is not known, by what follows it."""
+        if block in self._paths:
+            return self._paths[block]
+        size, tokens = request.block_size, tuple(request.tokens)
+        after = tuple(event["token_ids"][:size])
+        ends = range(size, len(tokens), size)
+        return next(tokens[:end] for end in ends if tokens[end:][:size] == after)
+
+    def _remove(self, hashes: Sequence[int], server: int) -> dict[int, list[int]]:
+        """Removes one copy of each; of the last one, all workers are told.
+
+        Blocks that the engine held before it was recorded nobody holds here.
+        """
         told: defaultdict[int, list[int]] = defaultdict(list)
         for hash_ in hashes:
+            if hash_ not in self._blocks:
+                told[server].append(hash_)
+                continue
             held = self._held[hash_]
             self._copies[hash_] -= 1
             if self._copies[hash_] > 0:
@@ -128,7 +153,7 @@ class World:
                 told[worker] += [hash_] * copies
             held.clear()
             block = self._blocks.pop(hash_)
-            self._by_path.pop((block.salt, block.path))
+            self._by_path.pop(block.key)
         return told
 
     def _clear(self) -> None:

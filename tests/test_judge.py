@@ -30,6 +30,10 @@ from judge_world import World
 
 WORKERS = 3
 REQUESTS = 30
+
+# The hash of a block contains the token after it too, which our index does not keep: it may credit
+# the last block of a prompt that goes on otherwise.
+LOOKS_AHEAD = "vllm_0.33.0_eagle.jsonl.gz"
 read = cache(judge_recordings.read)
 
 Pick = Callable[[set[int]], int]
@@ -72,7 +76,8 @@ def test_events_tell_what_each_worker_reports(name: str) -> None:
             overlap = found.get(str(worker))
             blocks = sum(overlap.tiers) + overlap.uncertain if overlap else 0
             told = min(blocks * one.block_size, one.cached)
-            assert told == world.reported(one, worker)
+            more = told - world.reported(one, worker)
+            assert more in ((0, one.block_size) if name == LOOKS_AHEAD else (0,))
         for worker, payload in world.served(one, chance.randrange(WORKERS), 0.0):
             index.apply(owners[worker], decode_batch(payload).events)
 
