@@ -20,11 +20,12 @@ from tests.ports import free_port
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
-import judge
+import judge_play
 import judge_recordings
 from judge_claims import Logged, Silent
 from judge_engines import Arrival, Engines
 from judge_recordings import RECORDINGS, Recorded, Recording
+from judge_routers import places_at
 from judge_score import Score, Verdict
 from judge_world import World
 
@@ -92,10 +93,10 @@ def test_with_one_worker_the_messages_are_the_recorded_ones(name: str) -> None:
 
 async def score_of(pick: Pick, monkeypatch: pytest.MonkeyPatch, *, finds: bool) -> Score:
     """The score of a proxy that knows who holds what."""
-    monkeypatch.setattr(judge, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(judge_play, "SETTLED_SECONDS", 0.0)
     recording: Recording = read(next(iter(RECORDINGS)))
     ports = (free_port(), free_port(), free_port())
-    places = judge.places_at(["127.0.0.31", "127.0.0.32", "127.0.0.33"], ports)
+    places = places_at(["127.0.0.31", "127.0.0.32", "127.0.0.33"], ports)
     engines = Engines(recording, places, lambda _: "")
 
     async def passed_on(asked: web.Request) -> web.Response:
@@ -114,11 +115,11 @@ async def score_of(pick: Pick, monkeypatch: pytest.MonkeyPatch, *, finds: bool) 
     port = free_port()
     await web.TCPSite(runner, "127.0.0.1", port).start()
 
-    def start(_: ExitStack, __: Path) -> tuple[str, judge.Foretelling]:
+    def start(_: ExitStack, __: Path) -> tuple[str, judge_play.Foretelling]:
         return f"http://127.0.0.1:{port}", lambda _: Silent()
 
     try:
-        return await judge.judged(recording, engines, start, REQUESTS, finds=finds)
+        return await judge_play.judged(recording, engines, start, REQUESTS, finds=finds)
     finally:
         await runner.cleanup()
 
