@@ -58,7 +58,7 @@ class Score:
         return max(self.sent.values(), default=0) / max(1, self.sent.total())
 
 
-HEAD = f"{'kept':>10}{'busiest':>9}{'found':>10}{'wrong':>7}{'failed':>8}{'predicted':>13}"
+HEAD = f"{'kept':>12}{'busiest':>9}{'found':>12}{'wrong':>7}{'failed':>8}{'predicted':>13}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Verdict:
         told = kept.told + found.told
         predicted = f"{kept.predicted + found.predicted} of {told}" if told else "tells none"
         return (
-            f"{f'{kept.kept} of {kept.held}':>10}{kept.busiest:>9.0%}"
-            f"{f'{found.kept} of {found.held}':>10}{kept.wrong + found.wrong:>7}"
+            f"{f'{kept.kept} of {kept.held}':>12}{kept.busiest:>9.0%}"
+            f"{f'{found.kept} of {found.held}':>12}{kept.wrong + found.wrong:>7}"
             f"{kept.failed + found.failed:>8}{predicted:>13}"
         )
