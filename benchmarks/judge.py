@@ -111,7 +111,13 @@ def main() -> None:
     router = parser.add_mutually_exclusive_group()
     router.add_argument("--router", metavar="URL", help="judge the router at this URL")
     router.add_argument("--ext-proc", metavar="HOST:PORT", help="judge the router that Envoy asks")
-    router.add_argument("--contestant", choices=CONTESTANTS, help="judge only this one")
+    router.add_argument(
+        "--contestant",
+        choices=CONTESTANTS,
+        action="append",
+        metavar="NAME",
+        help=f"judge only this one; may be repeated: {'; '.join(CONTESTANTS)}".replace("%", "%%"),
+    )
     parser.add_argument("--admin", metavar="URL", help="KVSteer's, to ask what it foretells")
     parser.add_argument(
         "--settings", choices=("kvsteer", "llm-d"), default="kvsteer", help="Envoy's for --ext-proc"
@@ -128,8 +134,7 @@ def main() -> None:
             judge_given(one.options, last)
             return
         print(versions())
-        only = one.options.contestant
-        one.add(judge_all([only] if only else CONTESTANTS, last))
+        one.add(judge_all(one.options.contestant or CONTESTANTS, last))
 
 
 if __name__ == "__main__":
