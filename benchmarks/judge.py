@@ -33,8 +33,9 @@ from kvtools.simulator.settings import Settings
 METHOD = """\
 kept: of the requests of which the recorded engine had a part cached, those that reached a worker
 that held all of that part; busiest: the share of requests that the worker with most of them got
-then. found: the same if all other requests are computed by the workers in turn, as if another
-router had sent them, so that only events tell who holds what. wrong: reached another worker;
+then. found: the same if all other requests are computed by the workers in turn, and those that
+reached a wrong worker by a holder, as if another router had sent them: only events tell who holds
+what. wrong: reached another worker;
 failed: reached none; predicted: of all others, those of which the router foretold just the cached
 tokens that the engine reported; all in both plays. Three workers; one request at a time, so that
 none is ever busy: no router has a reason to leave the holder. Whatever a worker computed, it holds
@@ -76,14 +77,16 @@ def _rows(recording: str, verdict: Verdict | str) -> list[Row]:
 
 
 def _judged_by(recording: Recording, name: str, last: int | None) -> Verdict:
-    def play(*, finds: bool) -> Score:
-        api, events, replay = (int(free_address().rpartition(":")[2]) for _ in range(3))
-        places = places_at(ADDRESSES, (api, events, replay))
-        engines = Engines(recording, places, partial(topic, names=[name]))
-        start = contestant(name, places, recording.block_size)
-        return asyncio.run(judged(recording, engines, start, last, finds=finds))
-
+    play = partial(_score_of, recording, name, last)
     return Verdict(play(finds=False), play(finds=True))
+
+
+def _score_of(recording: Recording, name: str, last: int | None, *, finds: bool) -> Score:
+    api, events, replay = (int(free_address().rpartition(":")[2]) for _ in range(3))
+    places = places_at(ADDRESSES, (api, events, replay))
+    engines = Engines(recording, places, partial(topic, names=[name]), shares=not finds)
+    start = contestant(name, places, recording.block_size)
+    return asyncio.run(judged(recording, engines, start, last, finds=finds))
 
 
 def judge_given(options: argparse.Namespace, last: int | None) -> None:
@@ -98,7 +101,7 @@ def judge_given(options: argparse.Namespace, last: int | None) -> None:
 
     def play(*, finds: bool) -> Score:
         print(f"waiting for the router ({WAIT_SECONDS:.0f} s)", flush=True)
-        engines = Engines(recording, places, partial(topic, names=names))
+        engines = Engines(recording, places, partial(topic, names=names), shares=not finds)
         return asyncio.run(judged(recording, engines, start, last, finds=finds))
 
     verdict = Verdict(play(finds=False), play(finds=True))

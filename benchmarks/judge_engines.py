@@ -47,13 +47,21 @@ class Arrival:
 class Engines:
     """A fleet of them.
 
-    topic: of a worker's events, by its address; vLLM's and SGLang's default is empty. arrival: of
-    the request that was expected last, None until it arrives.
+    topic: of a worker's events, by its address; vLLM's and SGLang's default is empty. shares:
+    whether a worker that lacks what another one holds computes it, and holds it from then on; else
+    a holder is asked by somebody else, so that a wrong worker stays one. arrival: of the request
+    that was expected last, None until it arrives.
     """
 
     def __init__(
-        self, recording: Recording, places: Sequence[Place], topic: Callable[[str], str]
+        self,
+        recording: Recording,
+        places: Sequence[Place],
+        topic: Callable[[str], str],
+        *,
+        shares: bool = True,
     ) -> None:
+        self._shares = shares
         self._recording = recording
         self.places = places
         self._topic = topic
@@ -81,7 +89,9 @@ class Engines:
         self._expected = None
         held_by = self._world.holders(request)
         self.arrival = Arrival(worker, held_by, self._world.reported(request, worker))
-        for who, payload in self._world.served(request, worker, time.time()):
+        is_wrong = held_by and worker not in held_by
+        computes = min(held_by) if is_wrong and not self._shares else worker
+        for who, payload in self._world.served(request, computes, time.time()):
             publisher = self._workers[who].ranks[0].publisher
             assert publisher is not None
             publisher.publish_recorded(payload)

@@ -3,7 +3,8 @@
 A request is held if the recorded engine had a part of its prompt cached. Each recording is played
 twice. `kept`: all requests go through the router, so it knows what it sent where. `found`: a
 request that nobody holds is computed by the workers in turn, as if another router had sent it; only
-held ones go through the router, which has nothing but the events to find their holders.
+held ones go through the router, and if one reaches a wrong worker, a holder computes it all the
+same. So the router has nothing but the events to find the holders.
 """
 
 from collections import Counter

@@ -97,7 +97,7 @@ async def score_of(pick: Pick, monkeypatch: pytest.MonkeyPatch, *, finds: bool) 
     recording: Recording = read(next(iter(RECORDINGS)))
     ports = (free_port(), free_port(), free_port())
     places = places_at(["127.0.0.31", "127.0.0.32", "127.0.0.33"], ports)
-    engines = Engines(recording, places, lambda _: "")
+    engines = Engines(recording, places, lambda _: "", shares=not finds)
 
     async def passed_on(asked: web.Request) -> web.Response:
         worker = pick(engines.holders)
@@ -156,6 +156,7 @@ async def test_a_router_that_is_always_wrong_keeps_and_finds_nothing(
     assert score.held == held_of(read(next(iter(RECORDINGS))))
     assert (score.kept, score.wrong) == (could_not, score.held - could_not)
     assert score.wrong > score.kept
+    assert not (finds and score.kept)
 
 
 async def test_a_router_that_always_takes_one_worker_is_seen_by_its_share_and_finds_few(
@@ -164,7 +165,7 @@ async def test_a_router_that_always_takes_one_worker_is_seen_by_its_share_and_fi
     kept = await score_of(lambda _: 1, monkeypatch, finds=False)
     found = await score_of(lambda _: 1, monkeypatch, finds=True)
     assert (kept.kept, kept.busiest) == (kept.held, 1.0)
-    assert found.kept < found.held
+    assert found.kept < found.held / 2
     assert found.wrong == found.held - found.kept
 
 
