@@ -41,7 +41,8 @@ class Contestant:
     """A running contestant.
 
     url: where requests are sent. decides: the process that picks. proxies: its Envoy. admin: the
-    router's URL for administration. helps: the process that the picker calls.
+    router's URL for administration. helps: the process that the picker calls. metrics: the URL of
+    its metrics.
     """
 
     url: str
@@ -49,6 +50,7 @@ class Contestant:
     proxies: Process | None
     admin: str | None = None
     helps: Process | None = None
+    metrics: str | None = None
 
 
 class Arena:
@@ -173,7 +175,8 @@ class Arena:
         decides = self._run(f"router-{config_file.stem}", command, ready)
         behind = self._behind_envoy(name, decides, configuration)
         admin = f"http://{configuration['admin']['listen']}"
-        return Contestant(behind.url, decides, behind.proxies, admin)
+        metrics = f"http://{configuration['metrics']['listen']}/metrics"
+        return Contestant(behind.url, decides, behind.proxies, admin, metrics=metrics)
 
     def _smg(self) -> Contestant:
         listen, metrics = free_address(), free_address()

@@ -1,9 +1,10 @@
 """Compares KVSteer with pickers and gateways that could be used instead.
 
-    python benchmarks/peers.py [--quick] [--only speed|hits|losses|agents] [--json FILE]
+    python benchmarks/peers.py [--quick] [--only PART] [--json FILE]
 
 None of them is a dependency of KVSteer. Install what you want to compare, each as its project says:
-SMG with `pip install smg`; Dynamo with `pip install ai-dynamo packaging uvloop`, and
+SMG with `pip install smg`, vLLM Router with `pip install vllm-router`, each in an environment of
+its own with its program in PATH; Dynamo with `pip install ai-dynamo packaging uvloop`, and
 KVSTEER_DYNAMO_PYTHON=PATH if that is in another environment; the programs `epp` (llm-d-router,
 release 0.10), `lwepp` (gateway-api-inference-extension, release 1.6) and `aibrix-plugins` (AIBrix's
 cmd/plugins, release 0.6; needs redis-server) in PATH. A program built from a working copy does not
@@ -12,6 +13,7 @@ know its version: set KVSTEER_PEERS_VERSION_EPP=... Missing programs are named i
 speed: wrk's chats of known conversations (extproc.py says how), contestants in turn. hits: chats
 over simulated vLLM workers whose caches are too small for every chat everywhere; fresh workers and
 a fresh contestant each time. losses: requests while the picker is killed, and while it hangs.
+kinds: six ways to ask, as peers_kinds.py says. renderers: vLLM's in Rust beside that in Python.
 agents: real coding agents, as peers_agents.py says.
 """
 
@@ -28,11 +30,13 @@ from extproc_load import conversations, found_wrk, write
 from extproc_rounds import Cell, Figures, Measured, measured
 from measure import CannotRunError, Figure, Goal, Row, missed
 from peers_agents import stays
-from peers_contestants import AIBRIX, DYNAMO, LLM_D, PEERS, ROUND_ROBIN, PeersArena, versions
+from peers_contestants import AIBRIX, DYNAMO, LLM_D, PEERS, PICKERS, PeersArena, versions
+from peers_kinds import kept_turns
+from peers_renderers import renderers
 from peers_trials import Hits, hits, losses, resident_mib
 from rows import arguments, run
 
-PARTS = ("speed", "hits", "losses", "agents")
+PARTS = ("speed", "hits", "losses", "kinds", "renderers", "agents")
 CELLS = [Cell(size, connections) for size in (2, 32, 128) for connections in (1, 16)]
 QUICK = [Cell(2, 1), Cell(2, 16)]
 LEARNS_SECONDS, SETTLED_SECONDS = 2.0, 10.0
@@ -62,7 +66,7 @@ def speed(cells: Sequence[Cell], rounds: int, seconds: int) -> tuple[list[Row], 
         directory = Path(name)
         bodies = directory / "bodies"
         bodies.mkdir()
-        names = [LEAN_IDLE, *(one for one in PEERS if one != ROUND_ROBIN)]
+        names = [PLAIN, LEAN_IDLE, *PICKERS]
         arena = PeersArena(stack, directory, names)
         known = []
         for size in sorted({cell.size for cell in cells}):
@@ -182,9 +186,7 @@ def lost_requests() -> str:
     """Returns a table of requests lost while a picker is killed, and while it hangs."""
     lines = []
     for what, number in (("killed", signal.SIGKILL), ("hung", signal.SIGSTOP)):
-        for name in PEERS:
-            if name in (PLAIN, ROUND_ROBIN):
-                continue
+        for name in PICKERS:
             try:
                 lines.append(f"{what:<8}{name:<19}{losses(name, number)}")
             except CannotRunError as error:
@@ -205,6 +207,10 @@ def main() -> None:
             print(f"\n{seen}", flush=True)
         if "hits" in parts:
             print(f"\n{hit_shares(*one.amount((1, 2), (1, 6), (2, 12)))}", flush=True)
+        if "kinds" in parts:
+            print(f"\n{kept_turns(one.amount(2, 8, 24))}", flush=True)
+        if "renderers" in parts:
+            one.add(renderers(one.amount(1, 3, 6)))
         if "agents" in parts:
             one.add(stays(one.amount(1, 4, 8)))
         if "losses" in parts:

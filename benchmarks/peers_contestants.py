@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from peers_settings import (
     as_aibrix_has_it,
     as_llm_d_has_it,
     for_the_light_picker,
+    hashed,
     llm_d,
     llm_d_endpoints,
     round_robin,
@@ -48,8 +50,13 @@ from kvtools.simulator.settings import Settings
 
 ROUND_ROBIN = "Envoy, round robin"
 LLM_D, LIGHT, DYNAMO = "llm-d's EPP", "light EPP", "Dynamo's frontend"
-AIBRIX = "AIBrix's plugin"
-PEERS = (PLAIN, ROUND_ROBIN, OURS_LEAN, LLM_D, LIGHT, AIBRIX, SMG, DYNAMO)
+AIBRIX, VLLM_ROUTER = "AIBrix's plugin", "vLLM Router"
+RING, RING_BOUNDED, MAGLEV = "RING_HASH", "RING_HASH, 150 %", "MAGLEV"
+HASHES = {RING: ("RING_HASH", None), RING_BOUNDED: ("RING_HASH", 150), MAGLEV: ("MAGLEV", None)}
+# What every Envoy has: it decides by itself.
+ENVOYS = (PLAIN, ROUND_ROBIN, *HASHES)
+PICKERS = (OURS_LEAN, LLM_D, LIGHT, AIBRIX, SMG, VLLM_ROUTER, DYNAMO)
+PEERS = (*ENVOYS, *PICKERS)
 # Dynamo without Kubernetes, etcd and NATS: https://docs.dynamo.nvidia.com, service discovery.
 ALONE = {"DYN_DISCOVERY_BACKEND": "file", "DYN_REQUEST_PLANE": "tcp", "DYN_EVENT_PLANE": "zmq"}
 QUIET = {"DYN_TCP_RPC_HOST": "127.0.0.1", "HF_HUB_OFFLINE": "1", "DYN_LOG": "warn"}
@@ -65,6 +72,16 @@ SHAPE = {
     "eos_token_id": 0,
     "bos_token_id": 1,
 }
+
+
+def topic(endpoint: str, names: Sequence[str]) -> str:
+    """Returns the topic of a worker's events: the engines' default, except for llm-d's picker.
+
+    That one takes no events without a worker's name in the topic; vLLM Router none with any topic.
+    """
+    return f"kv@{endpoint}@{Settings().model}" if LLM_D in names and shutil.which("epp") else ""
+
+
 # Pickers find events by the worker's address and one common port, so each worker has its own
 # address.
 ADDRESSES = tuple(f"127.0.0.{number}" for number in range(21, 21 + UPSTREAMS))
@@ -92,6 +109,7 @@ def versions() -> str:
             told.append(f"{package}: none here")
     smg = shutil.which("smg")
     told.append(f"SMG: {_said([smg, '--version'])}" if smg else "smg: none here")
+    told.append(f"vllm-router {_of_script('vllm-router') or ': none here'}")
     dynamo = "from importlib.metadata import version; print(version('ai-dynamo'))"
     told.append(f"ai-dynamo {_said([dynamo_python(), '-c', dynamo]) or ': none here'}")
     for name in ("epp", "lwepp", "aibrix-plugins"):
@@ -110,6 +128,16 @@ def _said(command: Sequence[str]) -> str:
     return " ".join(told.stdout.split())
 
 
+def _of_script(package: str) -> str:
+    """Returns the version of a package of Python with a program of its name, "" if none is here."""
+    path = shutil.which(package)
+    if path is None:
+        return ""
+    with Path(path).open() as script:
+        python = script.readline().removeprefix("#!").strip()
+    return _said([python, "-c", f"import importlib.metadata as m; print(m.version('{package}'))"])
+
+
 def _built_from(path: str) -> str:
     """Returns the module and version from which a Go program was built, as it reports."""
     named = os.environ.get("KVSTEER_PEERS_VERSION_" + Path(path).name.upper().replace("-", "_"))
@@ -126,7 +154,9 @@ class PeersArena(Arena):
     """Starts KVSteer and the others.
 
     answering: the simulated workers answer requests themselves, so that hits in their caches show;
-    else an Envoy gives a fixed answer. worker: further options of the workers.
+    else an Envoy gives a fixed answer. worker: further options of the workers. block_size: of their
+    blocks, in tokens. vllm_router_log: the level of vLLM Router's log; at debug it tells each
+    decision.
     """
 
     def __init__(
@@ -137,8 +167,13 @@ class PeersArena(Arena):
         *,
         answering: bool = False,
         worker: Sequence[str] = (),
+        block_size: int = 16,
+        vllm_router_log: str = "error",
     ) -> None:
+        self._names = names
         self._answering = answering
+        self._block_size = block_size
+        self._vllm_router_log = vllm_router_log
         self._worker = worker or ("--blocks", "65536", "--max-model-len", "400000")
         self._ports = [free_address().rpartition(":")[2] for _ in range(4)]
         super().__init__(stack, directory, names)
@@ -148,11 +183,13 @@ class PeersArena(Arena):
             PLAIN: lambda: self._behind_envoy(PLAIN, None),
             LEAN_IDLE: lambda: self._idle(LEAN_IDLE, "lean"),
             ROUND_ROBIN: self._round_robin,
+            **{name: partial(self._hashed, name) for name in HASHES},
             OURS_LEAN: lambda: self._ours(OURS_LEAN),
             LLM_D: self._llm_d,
             LIGHT: self._light,
             AIBRIX: self._aibrix,
             SMG: self._smg,
+            VLLM_ROUTER: self._vllm_router,
             DYNAMO: self._dynamo,
         }
 
@@ -164,7 +201,7 @@ class PeersArena(Arena):
         for number, (published, replayed) in enumerate(told):
             command = [sys.executable, "-m", "extproc", "worker", "--listen", workers[number]]
             command += ["--events", published, "--replay", replayed]
-            command += ["--topic", f"kv@{endpoints[number]}@{Settings().model}"]
+            command += ["--topic", topic(endpoints[number], self._names)]
             command += ["--model-dir", str(TINY_MODEL), *self._worker]
             self._run(f"worker-{number}", command, f"http://{workers[number]}/health")
         if not self._answering:
@@ -184,6 +221,30 @@ class PeersArena(Arena):
     def _round_robin(self) -> Contestant:
         configuration = self._fleet.configuration()
         return self._with_envoy(ROUND_ROBIN, None, configuration, round_robin, asks=False)
+
+    def _hashed(self, name: str) -> Contestant:
+        configuration = self._fleet.configuration()
+        policy, percent = HASHES[name]
+        change = partial(hashed, policy=policy, percent=percent)
+        return self._with_envoy(name, None, configuration, change, asks=False)
+
+    def _vllm_router(self) -> Contestant:
+        """Starts vLLM Router with its exact policy; it tells in its log what it decided."""
+        listen, metrics = free_address(), free_address()
+        ip, _, port = listen.rpartition(":")
+        command = [program("vllm-router"), "--host", ip, "--port", port, "--policy", "kv_aware"]
+        command += ["--worker-urls", *(f"http://{one}" for one in self._fleet.endpoints)]
+        for endpoint, (published, replayed) in zip(
+            self._fleet.endpoints, self._fleet.events, strict=False
+        ):
+            command += ["--kv-event-source", f"http://{endpoint}={published}"]
+            command += ["--kv-event-replay-source", f"http://{endpoint}={replayed}"]
+        command += ["--kv-event-model", str(TINY_MODEL)]
+        command += ["--kv-event-block-size", str(self._block_size)]
+        command += ["--worker-startup-check-interval", "1", "--log-level", self._vllm_router_log]
+        command += ["--prometheus-host", ip, "--prometheus-port", metrics.rpartition(":")[2]]
+        decides = self._run("vllm-router", command, f"http://{listen}/health")
+        return Contestant(f"http://{listen}", decides, None)
 
     def _llm_d(self) -> Contestant:
         configuration = self._fleet.configuration()

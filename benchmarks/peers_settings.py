@@ -12,6 +12,8 @@ import yaml
 
 EXTENSIONS = "type.googleapis.com/envoy.extensions"
 HEADER = "x-gateway-destination-endpoint"
+# By this the hashes of Envoy tell conversations apart; KVSteer reads it by default, if it needs to.
+SESSION = "x-session-id"
 POOL, NAMESPACE = "peers", "llm"
 
 
@@ -161,6 +163,24 @@ def round_robin(rendered: str) -> str:
     cluster = tree["static_resources"]["clusters"][0]
     cluster.pop("load_balancing_policy")
     cluster["lb_policy"] = "ROUND_ROBIN"
+    return yaml.safe_dump(tree)
+
+
+def hashed(rendered: str, policy: str, percent: int | None = None) -> str:
+    """Returns KVSteer's Envoy configuration with a hash of the session instead of a picker.
+
+    policy: RING_HASH or MAGLEV. percent: its `hash_balance_factor`: no worker gets more than this
+    share of the mean of requests in flight. The rest is as Envoy has it by default.
+    """
+    tree: dict[str, Any] = yaml.safe_load(rendered)
+    cluster = tree["static_resources"]["clusters"][0]
+    cluster.pop("load_balancing_policy")
+    cluster["lb_policy"] = policy
+    if percent is not None:
+        bounded = {"hash_balance_factor": percent}
+        cluster["common_lb_config"] = {"consistent_hashing_lb_config": bounded}
+    route = _manager(tree)["route_config"]["virtual_hosts"][0]["routes"][0]["route"]
+    route["hash_policy"] = [{"header": {"header_name": SESSION}}]
     return yaml.safe_dump(tree)
 
 

@@ -20,6 +20,7 @@ from extproc_contestants import Contestant
 from extproc_load import MARK, conversations
 from measure import CannotRunError
 from peers_contestants import PeersArena
+from peers_settings import SESSION
 
 # A worker's cache has room for a third of all chats' blocks, so for those that it should have.
 WORKER = ("--blocks", "900", "--max-model-len", "14000", "--prefill-tokens-per-second", "8000")
@@ -50,6 +51,7 @@ def hits(name: str, seconds: int) -> Hits:
         )
         command = [sys.executable, "-m", "extproc", "traffic", "--url", contestant.url, *TRAFFIC]
         command += ["--seconds", str(seconds), "--answer-tokens", "16"]
+        command += ["--session-header", SESSION]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         found = TOLD.findall(done.stderr)
         if not found:

@@ -20,6 +20,7 @@ SMOKES = {
     "feeds.py": [],
     "in_code.py": [],
     "index.py": [],
+    "judge.py": ["--contestant", "KVSteer, lean", "--contestant", "RING_HASH, 150 %"],
     "media.py": [],
     "peers.py": ["--only", "speed"],
     "processes.py": [],

@@ -85,6 +85,10 @@ class Publisher:
         for _ in range(messages):
             self._deliver(os.urandom(_GARBAGE_BYTES))
 
+    def publish_recorded(self, payload: bytes) -> None:
+        """Sends a batch of an engine as it was recorded, numbered and kept as others are."""
+        self._deliver(payload)
+
     def restart(self) -> None:
         """Starts over on the same endpoints, as after the death of the process."""
         self.close()

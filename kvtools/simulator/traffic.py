@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of each answer",
     )
     add("--seconds", type=_duration, default=60.0, help="how long to run")
+    add("--session-header", metavar="NAME", help="send each chat's number in this header")
 
 
 def _whole_number(most: int) -> Callable[[str], int]:
@@ -130,6 +131,7 @@ class ChatTraffic:
         self._session = session
         self._arguments = arguments
         self._rng = random.Random()
+        self._headers: dict[str, str] = {}
 
     async def hold_on(self, tally: Tally) -> None:
         """Sends chats until it is cancelled."""
@@ -137,6 +139,8 @@ class ChatTraffic:
             place = self._rng.randrange(SYSTEM_PROMPTS)
             rules = _words(random.Random(place), self._arguments.words // 2)
             messages = [{"role": "system", "content": rules}]
+            if self._arguments.session_header:
+                self._headers = {self._arguments.session_header: f"{self._rng.getrandbits(64):x}"}
             for turn in range(self._arguments.turns):
                 count = self._arguments.words if turn == 0 else 20
                 messages.append({"role": "user", "content": _words(self._rng, count)})
@@ -155,7 +159,8 @@ class ChatTraffic:
         text = ""
         usage: dict[str, Any] = {}
         try:
-            async with self._session.post(self._arguments.url + CHAT, json=body) as answer:
+            asked = self._session.post(self._arguments.url + CHAT, json=body, headers=self._headers)
+            async with asked as answer:
                 first = await answer.content.readline()
                 seconds = time.monotonic() - began
                 if answer.status != HTTPStatus.OK:

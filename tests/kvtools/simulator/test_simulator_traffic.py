@@ -7,11 +7,14 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 
 import pytest
+from aiohttp import web
 
 from kvtools.simulator.server import running
 from kvtools.simulator.settings import Settings
 from kvtools.simulator.traffic import add_arguments
 from kvtools.simulator.worker import SimulatedWorker
+from tests.ports import free_port
+from tests.system.gateway import served
 from tests.waiting import until
 
 MAIN = (
@@ -60,6 +63,38 @@ async def test_traffic_reports_refusals() -> None:
         process.terminate()
         assert "last failure: 404" in await last_line(process)
     assert process.returncode == 1
+
+
+async def test_traffic_names_each_chat_in_the_header_that_is_asked_for() -> None:
+    named: list[tuple[str | None, str]] = []
+
+    async def refuse(request: web.Request) -> web.Response:
+        first = (await request.json())["messages"][1]["content"]
+        named.append((request.headers.get("x-my-chat"), first))
+        return web.Response(status=503)
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", refuse)
+    port = free_port()
+    async with served(app, port):
+        options = (
+            "--think",
+            "0.01",
+            "--chats",
+            "2",
+            "--turns",
+            "3",
+            "--session-header",
+            "x-my-chat",
+        )
+        command = (sys.executable, "-c", MAIN, "--url", f"http://127.0.0.1:{port}", *options)
+        process = await asyncio.create_subprocess_exec(*command, stderr=PIPE)
+        await until(lambda: len(named) > 12)
+        process.terminate()
+        await process.communicate()
+    names = {name for name, _ in named}
+    assert None not in names
+    assert len(names) == len(set(named)) == len({first for _, first in named}) > 3
 
 
 async def test_traffic_ends_after_its_seconds() -> None:
