@@ -1,4 +1,4 @@
-// Shows the workers: feeds, caches, load and hit rate over time.
+// Shows the workers: feeds, caches, load and what they held over time.
 
 import { ask, bar, cell, count, find, known, make, percent, pill, plural, show } from "./dom.js";
 
