@@ -70,9 +70,9 @@ class Observations(Feature):
 
         One that a cache-unaware policy placed says nothing of what steering brings.
         """
-        if outcome is None or not outcome.worker or side_of(outcome) != STEERED:
+        if outcome is None or outcome.reported.cached_tokens is None:
             return
-        if outcome.reported.cached_tokens is None:
+        if not outcome.worker or side_of(outcome) != STEERED:
             return
         # our own count first: releases disagree on whether the parts of /v1/messages overlap
         tokens = outcome.prompt_tokens or outcome.reported.prompt_tokens or 0
