@@ -66,11 +66,12 @@ FEED     live: nothing is missing; in any other state (connecting, replaying,
 BLOCKS   cached blocks that KVSteer knows of; RUN: requests in flight
 tok/s    prompt tokens that it computes in a second, as learned; until enough
          prompts were seen, costs use a speed between its own and the fleet's
-HIT      of the prompt tokens sent there in 15 minutes, the share that the
-         worker certainly held
+HELD     of the prompt tokens steered there in 15 minutes, the share that the
+         worker certainly held; the first line has it for the fleet, and as
+         cached share what engines reported
 
-HELD     prompt tokens that the picked worker certainly held; with ~ those
-         that it probably held, by events not proved yet or by what was sent
+HELD/    prompt tokens that the picked worker certainly held; with ~ those
+PROMPT   that it probably held, by events not proved yet or by what was sent
 REASON   overlap: it holds the prefix of the prompt; nothing_cached: nobody
          does, so the least busy one was picked; texts: its tokens are not
          known, so texts were compared; docs/metrics.md has the others
@@ -215,6 +216,8 @@ def screen(
     summary = _summary(workers, events_enabled=events_enabled)
     if history is not None:
         summary += f"; {_rate(_share(history.fleet))} of prompt tokens certainly held"
+        reported = _cached_share(history.fleet)
+        summary += "" if reported is None else f", cached share {_rate(reported)}"
     head = [summary, *_front_ends(workers), *_keyed(apis), *_routers(routers), ""]
     fleet = _workers(workers, columns, {} if history is None else history.workers, layout)
     room = max(len(decisions), 1)
@@ -286,12 +289,18 @@ def _steering(steering: Steering) -> list[str]:
 
 
 def _share(series: Series | None) -> float | None:
-    """Returns the hit rate of a history, None if there were no prompts."""
-    if series is None:
-        return None
-    tokens = sum(filter(None, series.prompt_tokens))
-    held = sum(filter(None, series.predicted_tokens))
-    return held / tokens if tokens else None
+    """Returns the share that was certainly held, None if there were no prompts."""
+    return None if series is None else _ratio(series.predicted_tokens, series.prompt_tokens)
+
+
+def _cached_share(series: Series | None) -> float | None:
+    """Returns the share that engines reported as cached, None if they reported none."""
+    return None if series is None else _ratio(series.reported_tokens, series.answered_tokens)
+
+
+def _ratio(part: Sequence[float | None], whole: Sequence[float | None]) -> float | None:
+    tokens = sum(filter(None, whole))
+    return sum(filter(None, part)) / tokens if tokens else None
 
 
 def _rate(share: float | None, layout: Layout = PLAIN, about: str = "") -> str:
@@ -309,8 +318,8 @@ def _workers(
     rows = [_worker(one, columns, _share(histories.get(one.name)), layout) for one in by_need]
     if columns < NARROW:
         short = [[row[at] for at in (0, 1, 3, 4)] for row in rows]
-        return table(["WORKER", "FEED", "RUN", "HIT"], short, "<<>>")
-    heads = ["WORKER", "FEED", "BLOCKS", "RUN", "HIT", "TIERS, REASON"]
+        return table(["WORKER", "FEED", "RUN", "HELD"], short, "<<>>")
+    heads = ["WORKER", "FEED", "BLOCKS", "RUN", "HELD", "TIERS, REASON"]
     return table(heads, rows, "<<>>><")
 
 
@@ -365,7 +374,7 @@ def _decisions(decisions: Sequence[Decision], columns: int, layout: Layout) -> l
     if columns < NARROW:
         short = [[row[0], cut(row[1], columns - 26), row[2]] for row in rows]
         return table(["TIME", "PICKED", "HELD"], short, "<<>")
-    heads = ["TIME", "PICKED", "HELD/PROMPT", "HIT", "REASON", "WHY"]
+    heads = ["TIME", "PICKED", "HELD/PROMPT", "SHARE", "REASON", "WHY"]
     if columns < WIDE:
         short = [[row[0], cut(row[1], columns - 52), *row[2:5]] for row in rows]
         return table(heads[:5], short, "<<>><")

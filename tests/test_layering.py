@@ -32,6 +32,7 @@ CORE = {
     "extproc.base.headers",
     "extproc.envoy.envoy_config",
     "extproc.envoy.endpoint_files",
+    "extproc.envoy.hashing",
     "kvtools.envoy.envoy_patch",
     "extproc.envoy.envoy_routers",
     "kvtools.envoy.yaml_edit",
@@ -130,6 +131,7 @@ PUBLIC = {
     "extproc.commands": "how commands are told what to do, ask a router, read its JSON and show it",
     "extproc.config": "a configuration: read, typed, checked",
     "extproc.envoy.envoy_config": "Envoy's configuration, which --patch adds to another",
+    "extproc.envoy.hashing": "the same: which headers Envoy hashes without a pick",
     "extproc.requests": "what a request asks, as the engines read it",
     "extproc.routing": "a decision, and the view that it is made on",
     "extproc.tokenizing.tokens": "the tokens of a prompt",
@@ -249,6 +251,7 @@ def test_envoy_messages_live_in_the_stream_and_the_server() -> None:
         "extproc.envoy.envoy_config",
         "kvtools.envoy.envoy_patch",
         "extproc.envoy.envoy_routers",
+        "extproc.envoy.hashing",
         "extproc.envoy.model_finder",
     }
 

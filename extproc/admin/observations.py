@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from extproc.admin.history import Figures, History
 from extproc.admin.prefixes import RecentPrompts
 from extproc.admin.recent import RecentDecisions
+from extproc.config.policies import POLICIES
 from extproc.features.feature import Feature
 from extproc.observing.outcomes import Outcome
+from extproc.observing.report import STEERED, side_of
 from extproc.requests.request import RoutingRequest
 from extproc.routing.decision import Basis, Decision
 from extproc.routing.inputs.query import Query
@@ -52,7 +54,8 @@ class Observations(Feature):
             for prompt in query.prompts:
                 self.prompts.add(prompt)
         basis, worker = decision.basis, decision.worker
-        if basis.prompt_tokens and worker and decision.is_steered:
+        is_counted = decision.is_steered and POLICIES[basis.policy].reads_caches
+        if basis.prompt_tokens and worker and is_counted:
             routed = self._step_of(worker)
             routed.prompt_tokens += basis.prompt_tokens
             routed.held_tokens += basis.certain_tokens
@@ -63,10 +66,13 @@ class Observations(Feature):
     def note_end(
         self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_sent: bool
     ) -> None:
-        """Counts what an engine reported that it found in its cache for a steered request."""
-        if outcome is None or not (outcome.is_steered and outcome.worker):
+        """Counts what an engine reported that it found in its cache for a steered request.
+
+        One that a cache-unaware policy placed says nothing of what steering brings.
+        """
+        if outcome is None or outcome.reported.cached_tokens is None:
             return
-        if outcome.reported.cached_tokens is None:
+        if not outcome.worker or side_of(outcome) != STEERED:
             return
         # our own count first: releases disagree on whether the parts of /v1/messages overlap
         tokens = outcome.prompt_tokens or outcome.reported.prompt_tokens or 0

@@ -16,10 +16,11 @@ from extproc.observing.interval import BLOCKS
 from extproc.observing.report import seconds_at
 from extproc.observing.verdict import duration, percent
 
-# A line of the table: its name, the steered requests, the others, and their difference.
-Line = tuple[str, str, str, str]
+# A line of the table: its name, a cell for each side that is shown, and the difference.
+Line = tuple[str, ...]
 
-HEADS = ("", "steered", "not steered", "difference")
+# The sides in their order, as columns; the last is shown only where there is one.
+_SIDES = {"steered": "steered", "others": "not steered", "cache_unaware": "cache-unaware policy"}
 _NOTHING = "-"
 
 
@@ -31,7 +32,7 @@ def as_text(report: Mapping[str, Any]) -> str:
         lines += ["", f"{window['name'].capitalize()} ({window_text(window)})", window["headline"]]
         lines += [f"Warning: {warning}." for warning in window["warnings"]]
         if _has_requests(window):
-            lines += ["", *_aligned([HEADS, *table(window)])]
+            lines += ["", *_aligned([heads(window), *table(window)])]
         if window["classes"]:
             lines += ["", *_aligned([CLASS_HEADS, *map(_class_line, window["classes"])])]
     return "\n".join([*lines, "", *how_made(report), ""])
@@ -69,7 +70,19 @@ def how_made(report: Mapping[str, Any]) -> list[str]:
 
 
 def _has_requests(window: Mapping[str, Any]) -> bool:
-    return bool(window["steered"]["requests"] or window["others"]["requests"])
+    return any(window[side]["requests"] for side in _SIDES)
+
+
+def shown_sides(window: Mapping[str, Any]) -> list[str]:
+    """Returns the sides that the table of a window shows."""
+    return [*_KINDS] if window["cache_unaware"]["requests"] else [*_KINDS][:-1]
+
+
+def heads(window: Mapping[str, Any]) -> Line:
+    """Returns the heads of the columns of a window."""
+    sides = shown_sides(window)
+    beside = f"difference to {_SIDES[window['compared_with']]}" if len(sides) > 2 else "difference"
+    return ("", *(_SIDES[side] for side in sides), beside)
 
 
 def _time(at: float) -> str:
@@ -93,11 +106,11 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def table(window: Mapping[str, Any]) -> Iterator[Line]:
     """Yields the lines of a window."""
-    sides, difference = (window["steered"], window["others"]), window["difference"]
+    sides, difference = [window[side] for side in shown_sides(window)], window["difference"]
 
     def line(name: str, shown: Callable[[Mapping[str, Any]], str], apart: str = "") -> Line:
-        steered, others = (shown(side) if side["requests"] else _NOTHING for side in sides)
-        return name, steered, others, apart
+        cells = (shown(side) if side["requests"] else _NOTHING for side in sides)
+        return (name, *cells, apart)
 
     yield line("requests", lambda side: f"{side['requests']:,}")
     yield line("  with known prompt tokens", lambda side: f"{side['requests_with_known_tokens']:,}")
@@ -212,12 +225,12 @@ STYLE = """
 :root {
   color-scheme: light dark;
   --ground: #f6f7f8; --card: #fff; --line: #d9dee3; --text: #18212a; --quiet: #55616d;
-  --warn: #8a5a00; --steered: #0b6b6f; --others: #b0570c;
+  --warn: #8a5a00; --steered: #0b6b6f; --others: #b0570c; --unaware: #6b4fa0;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --ground: #11161b; --card: #1a2128; --line: #333d47; --text: #e7ecf0; --quiet: #a3b0bc;
-    --warn: #e9bd5b; --steered: #5cc2c2; --others: #f0a060;
+    --warn: #e9bd5b; --steered: #5cc2c2; --others: #f0a060; --unaware: #b79ce8;
   }
 }
 * { box-sizing: border-box; }
@@ -259,12 +272,16 @@ svg text { fill: var(--quiet); font-size: 11px; }
 .axis { stroke: var(--line); }
 .steered { stroke: var(--steered); fill: none; stroke-width: 2; }
 .others { stroke: var(--others); fill: none; stroke-width: 2; stroke-dasharray: 5 3; }
+.cache_unaware { stroke: var(--unaware); fill: none; stroke-width: 2; stroke-dasharray: 2 3; }
 circle.steered { fill: var(--steered); } circle.others { fill: var(--others); }
+circle.cache_unaware { fill: var(--unaware); }
 rect.steered { fill: var(--steered); stroke: none; }
 rect.others { fill: var(--others); stroke: none; }
+rect.cache_unaware { fill: var(--unaware); stroke: none; }
 .key { display: inline-block; width: 1.25rem; border-top: 2px solid var(--steered);
   vertical-align: middle; }
 .key.dashed { border-top: 2px dashed var(--others); }
+.key.dotted { border-top: 2px dotted var(--unaware); }
 """
 
 _STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
@@ -281,6 +298,8 @@ def as_html(report: Mapping[str, Any]) -> str:
     notes = "".join(f'<p class="warning">{escape(note)}</p>' for note in report["notes"])
     made = "".join(f"<p>{escape(line)}</p>" for line in how_made(report))
     sections = "".join(map(_section, _different(report)))
+    unaware = any(window["cache_unaware"]["requests"] for window in report["windows"])
+    third = ' &nbsp; <span class="key dotted"></span> those of a cache-unaware policy'
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -288,7 +307,8 @@ def as_html(report: Mapping[str, Any]) -> str:
         f"<header><h1>KVSteer report</h1><p class=quiet>{_time(report['at'])}</p></header><main>"
         f'<p class="verdict">{escape(report["headline"])}</p>{notes}'
         '<p class="quiet"><span class="key"></span> steered requests &nbsp; '
-        '<span class="key dashed"></span> those left to Envoy&rsquo;s own choice</p>\n'
+        '<span class="key dashed"></span> those left to Envoy&rsquo;s own choice'
+        f"{third if unaware else ''}</p>\n"
         f'{sections}<section class="quiet"><h2>How to read it</h2>{made}</section>'
         "</main></body></html>\n"
     )
@@ -304,10 +324,11 @@ def _section(window: Mapping[str, Any]) -> str:
     classes = _class_table(window["classes"])
     if not _has_requests(window):
         return f"{head}{classes}</section>\n"
-    heads = "".join(f'<th scope="col">{escape(one)}</th>' for one in HEADS)
-    rows = "\n".join(map(_row, table(window)))
+    names = heads(window)
+    columns = "".join(f'<th scope="col">{escape(one)}</th>' for one in names)
+    rows = "\n".join(_row(line, names) for line in table(window))
     return (
-        f'{head}<div class="scroll"><table><thead><tr>{heads}</tr></thead>\n<tbody>{rows}</tbody>'
+        f'{head}<div class="scroll"><table><thead><tr>{columns}</tr></thead>\n<tbody>{rows}</tbody>'
         f'</table></div>\n{classes}<div class="plots">{_plots(window)}</div></section>\n'
     )
 
@@ -324,7 +345,7 @@ def _class_table(classes: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _row(line: Sequence[str], heads: Sequence[str] = HEADS) -> str:
+def _row(line: Sequence[str], heads: Sequence[str]) -> str:
     kind = ' class="inner"' if line[0].startswith(" ") else ""
     cells = "".join(
         f'<td data-label="{head}">{escape(one)}</td>'
@@ -335,7 +356,7 @@ def _row(line: Sequence[str], heads: Sequence[str] = HEADS) -> str:
 
 # The size and margins of a plot, in its own units.
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 340, 190, 44, 10, 10, 24
-_KINDS = ("steered", "others")
+_KINDS = tuple(_SIDES)
 
 Point = tuple[float, float]
 
@@ -367,9 +388,9 @@ def _place(seconds: float) -> float:
 
 
 def _share_lines(periods: Sequence[Sequence[int]]) -> list[list[Point]]:
-    lines: list[list[Point]] = [[], []]
+    lines: list[list[Point]] = [[] for _ in _KINDS]
     for at, period in enumerate(periods):
-        for which in (0, 1):
+        for which in range(len(_KINDS)):
             _, prompt, cached = period[3 * which : 3 * which + 3]
             if prompt:
                 lines[which].append(((at + 0.5) / len(periods), cached / prompt))
@@ -407,15 +428,17 @@ def _worker_bars(window: Mapping[str, Any]) -> str:
     counts = [window[kind]["requests_by_worker"] for kind in _KINDS]
     parts = [[one / sum(side) for one in side] for side in counts]
     most = max([one for side in parts for one in side], default=1.0)
-    width = 1 / max(len(parts[0]), len(parts[1]), 1)
-    drawn = []
+    width = 1 / max(*map(len, parts), 1)
+    bar = 0.8 / max(1, sum(map(bool, parts)))  # of a worker's place
+    drawn, at_left = [], 0.1
     for which, kind in enumerate(_KINDS):
         for at, part in enumerate(parts[which]):
-            x, height = (at + 0.1 + 0.4 * which) * width, part / most
+            x, height = (at + at_left) * width, part / most
             drawn.append(
                 f'<rect class="{kind}" x="{_x(x):.1f}" y="{_y(height):.1f}"'
-                f' width="{_x(0.4 * width) - _x(0):.1f}" height="{_y(0) - _y(height):.1f}"/>'
+                f' width="{_x(bar * width) - _x(0):.1f}" height="{_y(0) - _y(height):.1f}"/>'
             )
+        at_left += bar if parts[which] else 0.0
     ticks = [(0.0, "busiest"), (1.0, "idlest")]
     sides = [(0.0, "0 %"), (1.0, percent(most))]
     return _figure("".join(drawn), ticks, sides, "Share of each side&rsquo;s requests by worker")

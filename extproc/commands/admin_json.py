@@ -101,6 +101,8 @@ class Series(msgspec.Struct, frozen=True):
 
     prompt_tokens: list[float | None]
     predicted_tokens: list[float | None]
+    answered_tokens: list[float | None] = []
+    reported_tokens: list[float | None] = []
 
 
 class History(msgspec.Struct, frozen=True):

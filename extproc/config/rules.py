@@ -41,11 +41,13 @@ from extproc.config.sections import (
     NIXL,
     OFFLOADING,
     PREFILL,
+    RING_HASH,
     SGLANG,
     STANDBY,
     ClassSettings,
     SharingSettings,
     StoreSettings,
+    session_headers,
 )
 from extproc.config.wrong_keys import until_wrong
 from kvstate.overlap import Tier, tier_of
@@ -379,6 +381,7 @@ def listener_faults(config: Config) -> Iterator[str]:
         _one_router_or_several,
         _several,
         _conversation_headers,
+        _hashed_headers,
         _socket_mode,
         _tls_of_socket,
         _router_tls,
@@ -487,6 +490,11 @@ def _conversation_headers(config: Config) -> Iterator[str]:
             yield f"envoy.routers.conversation_headers: {name!r} is no header's name"
     if routers.choice == CONVERSATION and not routers.conversation_headers:
         yield "envoy.routers.conversation_headers: choice conversation needs at least one"
+
+
+def _hashed_headers(config: Config) -> Iterator[str]:
+    if config.envoy.fallback == RING_HASH and not session_headers(config.policy.session_header):
+        yield "envoy.fallback: ring_hash needs a header that names a session: policy.session_header"
 
 
 def _listeners(config: Config) -> Iterator[tuple[str, str]]:

@@ -21,6 +21,8 @@ from typing import Any, Literal
 from extproc.base.engine import ENGINES, FRONT_ENDS, PYTHON, Engine, release_of
 from extproc.config.policies import POLICIES
 from extproc.config.sections import (
+    FALLBACKS,
+    LEAST_REQUEST,
     ROLES,
     CacheAware,
     Classes,
@@ -274,6 +276,12 @@ class Envoy:
     )
     routers: Routers | None = setting("several routers, instead of envoy.router", None)
     router_tls: RouterTls | None = setting("TLS to the router; by default plain text", None)
+    fallback: str = setting(
+        "how Envoy balances requests without a pick: least_request; ring_hash: a hash of the "
+        "headers of policy.session_header, at random without them",
+        LEAST_REQUEST,
+        choices=FALLBACKS,
+    )
     message_timeout_ms: int = setting(
         "how long Envoy waits for each answer of the router",
         500,

@@ -377,6 +377,9 @@ def session_headers(named: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return tuple(map(str.lower, (named,) if isinstance(named, str) else named))
 
 
+# How Envoy chooses the worker of a request that has no pick.
+LEAST_REQUEST, RING_HASH = FALLBACKS = ("least_request", "ring_hash")
+
 # How Envoy chooses one of several routers for a request.
 ANY, STANDBY, CONVERSATION = ROUTER_CHOICES = ("any", "standby", "conversation")
 

@@ -74,6 +74,7 @@ from extproc.envoy.envoy_routers import (
     transport_socket,
     use_several,
 )
+from extproc.envoy.hashing import fallback, policy, session_hashes
 from extproc.envoy.model_finder import model_finder
 
 HEADING = """\
@@ -263,9 +264,9 @@ def _routes(config: Config) -> list[route.Route]:
     The last one is used while the router is down, or if it does not know the model.
     """
     clusters = cluster_names(model.name for model in config.models)
-    default = _route(next(iter(clusters.values())), [])
+    default = _route(config, next(iter(clusters.values())), [])
     several = clusters.items() if len(clusters) > 1 else ()
-    routes = [*(_route(name, [_is_model(model)]) for model, name in several), default]
+    routes = [*(_route(config, name, [_is_model(model)]) for model, name in several), default]
     if config.disaggregation.mode == MIRROR:
         for action in [one.route for one in routes if one.route is not None]:
             action.request_mirror_policies = [_second_leg()]
@@ -279,10 +280,11 @@ def _second_leg() -> route.RouteActionRequestMirrorPolicy:
     )
 
 
-def _route(cluster: str, headers: list[route.HeaderMatcher]) -> route.Route:
+def _route(config: Config, cluster: str, headers: list[route.HeaderMatcher]) -> route.Route:
+    hashes = session_hashes(config)
     return route.Route(
         match=route.RouteMatch(prefix="/", headers=headers),
-        route=route.RouteAction(cluster=cluster, timeout=NO_LIMIT),
+        route=route.RouteAction(cluster=cluster, timeout=NO_LIMIT, hash_policy=hashes),
     )
 
 
@@ -339,12 +341,10 @@ def worker_clusters(config: Config) -> list[cluster.Cluster]:
     for worker in config.workers:
         group = helpers if worker.role == PREFILL else endpoints
         group[config.model_of(worker)].append(worker.endpoint)
-    tells_served = config.accounting.responses != "none"
     closed = {one.endpoint for one in config.workers if not rules.answers_alone(one.role)}
     names = cluster_names(endpoints)
     found = [
-        _worker_cluster(name, endpoints[model], closed, tells_served=tells_served)
-        for model, name in names.items()
+        _worker_cluster(config, name, endpoints[model], closed) for model, name in names.items()
     ]
     if rules.mode == MIRROR:
         found += [_prefill_cluster(config, name, helpers[model]) for model, name in names.items()]
@@ -398,13 +398,13 @@ def _follow(followed: cluster.Cluster, path: str) -> None:
 
 
 def _worker_cluster(
-    name: str, endpoints: list[str], closed: set[str], *, tells_served: bool
+    config: Config, name: str, endpoints: list[str], closed: set[str]
 ) -> cluster.Cluster:
     """Returns a cluster of workers that answer; closed: those that get only picked requests."""
     found = _cluster(name, endpoints)
     found.connect_timeout = timedelta(seconds=1)
     found.typed_extension_protocol_options = {HTTP_OPTIONS: Any.pack(worker_http())}
-    found.load_balancing_policy = load_balancing(tells_served=tells_served)
+    found.load_balancing_policy = load_balancing(config)
     if closed.intersection(endpoints):
         found.load_assignment = _members(
             name,
@@ -426,9 +426,11 @@ def _prefill_cluster(config: Config, workers: str, endpoints: list[str]) -> clus
     found = _cluster(prefill_cluster(workers), endpoints)
     found.connect_timeout = timedelta(seconds=1)
     named = override_host.OverrideHostOverrideHostSource(header=PREFILLER)
-    fallback = _policy("least_request", Any.pack(least_request.LeastRequest()))
-    override = override_host.OverrideHost(override_host_sources=[named], fallback_policy=fallback)
-    found.load_balancing_policy = _policy("override_host", Any.pack(override))
+    override = override_host.OverrideHost(
+        override_host_sources=[named],
+        fallback_policy=policy("least_request", Any.pack(least_request.LeastRequest())),
+    )
+    found.load_balancing_policy = policy("override_host", Any.pack(override))
     if config.disaggregation.connector == SGLANG:
         found.typed_extension_protocol_options = {HTTP_OPTIONS: Any.pack(worker_http())}
         return found
@@ -496,33 +498,25 @@ def worker_http() -> upstream_http.HttpProtocolOptions:
     )
 
 
-def load_balancing(*, tells_served: bool) -> cluster.LoadBalancingPolicy:
+def load_balancing(config: Config) -> cluster.LoadBalancingPolicy:
     """Returns the policy that follows the pick in the metadata: a header could be the client's.
 
-    tells_served: also write the host that answered into the metadata, to read with responses.
+    Where responses are read, it also writes into the metadata which host answered.
     """
     override = override_host.OverrideHost(
         override_host_sources=[
             override_host.OverrideHostOverrideHostSource(metadata=_metadata_key(DESTINATION))
         ],
-        fallback_policy=_policy("least_request", Any.pack(least_request.LeastRequest())),
+        fallback_policy=fallback(config),
     )
-    if tells_served:
+    if config.accounting.responses != "none":
         override.selected_host_key = _metadata_key(SERVED)
-    return _policy("override_host", Any.pack(override))
+    return policy("override_host", Any.pack(override))
 
 
 def _metadata_key(name: str) -> metadata.MetadataKey:
     path = [metadata.MetadataKeyPathSegment(key=name)]
     return metadata.MetadataKey(key=DESTINATION_NAMESPACE, path=path)
-
-
-def _policy(name: str, settings: Any) -> cluster.LoadBalancingPolicy:
-    extension = core.TypedExtensionConfig(
-        name=f"envoy.load_balancing_policies.{name}", typed_config=settings
-    )
-    policy = cluster.LoadBalancingPolicyPolicy(typed_extension_config=extension)
-    return cluster.LoadBalancingPolicy(policies=[policy])
 
 
 def _is_name(text: str) -> bool:

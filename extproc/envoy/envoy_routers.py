@@ -6,7 +6,6 @@ from envoy_data_plane.envoy.config.cluster import v3 as cluster
 from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.config.endpoint import v3 as endpoint
 from envoy_data_plane.envoy.config.route import v3 as route
-from envoy_data_plane.envoy.extensions.load_balancing_policies.ring_hash import v3 as ring_hash
 from envoy_data_plane.envoy.extensions.retry.priority.previous_priorities import (
     v3 as previous_priorities,
 )
@@ -16,6 +15,7 @@ from envoy_data_plane.envoy.type.matcher import v3 as matcher
 from envoy_data_plane.google.protobuf import Any
 
 from extproc.config.sections import CONVERSATION, STANDBY, Routers, RouterTls
+from extproc.envoy.hashing import hashes_by, ring
 
 # A router that reports that it is not ready is left out after one health check; one that does not
 # answer, after two.
@@ -24,9 +24,6 @@ UNANSWERED = 2
 
 # Limit for a header that names a conversation: the router accepts 32 KiB of headers in all.
 MAX_NAME_BYTES = 128
-
-# Large enough to give two routers about the same number of conversations.
-RING_SIZE = 4096
 
 
 def stream_metadata(routers: Routers | None) -> list[core.HeaderValue]:
@@ -44,12 +41,7 @@ def stream_metadata(routers: Routers | None) -> list[core.HeaderValue]:
 
 def conversation_hashes(routers: Routers | None) -> list[route.RouteActionHashPolicy]:
     """Returns the hash policies that choose a router: by the first of the headers present."""
-    return [
-        route.RouteActionHashPolicy(
-            header=route.RouteActionHashPolicyHeader(header_name=one.key), terminal=True
-        )
-        for one in stream_metadata(routers)
-    ]
+    return hashes_by(one.key for one in stream_metadata(routers))
 
 
 def at_another(retries: route.RetryPolicy, routers: Routers) -> route.RetryPolicy:
@@ -74,7 +66,7 @@ def use_several(found: cluster.Cluster, routers: Routers, processes: int) -> Non
         healthy_panic_threshold=percent.Percent(value=1.0), update_merge_window=timedelta()
     )
     if routers.choice == CONVERSATION:
-        found.load_balancing_policy = _ring()
+        found.load_balancing_policy = ring()
     if routers.choice == STANDBY and found.load_assignment is not None:
         (together,) = found.load_assignment.endpoints
         members = together.lb_endpoints
@@ -96,15 +88,6 @@ def _health_check() -> core.HealthCheck:
         healthy_threshold=1,
         grpc_health_check=core.HealthCheckGrpcHealthCheck(),
     )
-
-
-def _ring() -> cluster.LoadBalancingPolicy:
-    ring = ring_hash.RingHash(minimum_ring_size=RING_SIZE)
-    extension = core.TypedExtensionConfig(
-        name="envoy.load_balancing_policies.ring_hash", typed_config=Any.pack(ring)
-    )
-    policy = cluster.LoadBalancingPolicyPolicy(typed_extension_config=extension)
-    return cluster.LoadBalancingPolicy(policies=[policy])
 
 
 def transport_socket(options: RouterTls) -> core.TransportSocket:

@@ -1,11 +1,20 @@
-"""Compares both sides of a report: shares, times, saved work and load spread."""
+"""Compares the sides of a report: shares, times, saved work and load spread."""
 
 from collections.abc import Callable, Mapping
 from math import ceil, log, sqrt
 from typing import NamedTuple, Self
 
-from extproc.observing.interval import Blocks, Estimate, Figure, Pair
-from extproc.observing.report import RESOLUTION, Side, Window, seconds_at
+from extproc.observing.interval import Blocks, Estimate, Figure
+from extproc.observing.report import (
+    CACHE_UNAWARE,
+    OTHERS,
+    RESOLUTION,
+    STEERED,
+    Side,
+    SideSums,
+    Window,
+    seconds_at,
+)
 
 # With fewer requests of a side there is no interval.
 LEAST_REQUESTS = 100
@@ -23,35 +32,46 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 class Sides(NamedTuple):
-    """A window: its sums, and its blocks for figures of each side and of both."""
+    """A window: its sums, and its blocks for figures of each side and of the two compared.
+
+    base: the index of the side with which steered requests are compared: the proxy's, or if it has
+    none the cache-unaware ones.
+    """
 
     window: Window
-    alone: tuple[Blocks, Blocks]
+    alone: tuple[Blocks, ...]
     together: Blocks
+    base: int
 
     @classmethod
     def of(cls, window: Window) -> Self:
         """Sums up a window."""
-        periods = window.periods
-        alone = Blocks.of(periods, [0]), Blocks.of(periods, [1])
-        return cls(window, alone, Blocks.of(periods, [0, 1]))
+        alone = tuple(Blocks.of(window.periods, [one]) for one in (STEERED, OTHERS, CACHE_UNAWARE))
+        _, others, unaware = alone[STEERED].total
+        base = CACHE_UNAWARE if unaware.requests and not others.requests else OTHERS
+        return cls(window, alone, Blocks.of(window.periods, [STEERED, base]), base)
 
     @property
-    def total(self) -> Pair:
-        """The sums of both sides."""
+    def total(self) -> SideSums:
+        """The sums of all sides."""
         return self.together.total
+
+    @property
+    def compared(self) -> tuple[Side, Side]:
+        """The sums of steered requests, and of those with which they are compared."""
+        return self.total.steered, self.total[self.base]
 
 
 def _of_side(which: int, figure: Callable[[Side], float | None]) -> Figure:
-    return lambda pair: figure(pair[which])
+    return lambda sums: figure(sums[which])
 
 
-def _gain(figure: Callable[[Side], float | None]) -> Figure:
-    """Returns the difference of a figure: of steered requests, minus that of the others."""
+def _gain(sides: Sides, figure: Callable[[Side], float | None]) -> Figure:
+    """Returns the difference of a figure: of steered requests, minus those to compare with."""
 
-    def gain(pair: Pair) -> float | None:
-        steered, others = map(figure, pair)
-        return None if steered is None or others is None else steered - others
+    def gain(sums: SideSums) -> float | None:
+        steered, base = figure(sums.steered), figure(sums[sides.base])
+        return None if steered is None or base is None else steered - base
 
     return gain
 
@@ -97,11 +117,12 @@ def cached_share(sides: Sides, which: int) -> Estimate | None:
 
 
 def share_gained(sides: Sides) -> Estimate | None:
-    """Returns the cached share of steered requests minus that of the others; None if unknown."""
-    both = sides.total
+    """Returns the cached share of steered requests minus that of the base; None if unknown."""
+    both = sides.compared
     if not all(side.prompt_tokens for side in both):
         return None
-    return _with_enough(sides.together.estimate(_gain(_share), _least(*both)), *both.known([0, 1]))
+    found = sides.together.estimate(_gain(sides, _share), _least(*both))
+    return _with_enough(found, *(side.known for side in both))
 
 
 def saved_seconds(sides: Sides, which: int) -> Estimate | None:
@@ -111,13 +132,14 @@ def saved_seconds(sides: Sides, which: int) -> Estimate | None:
 
 
 def more_saved(sides: Sides) -> Estimate | None:
-    """Returns the seconds saved per steered request minus those of the others."""
-    return _with_enough(sides.together.estimate(_gain(_saved)), *sides.total.known([0, 1]))
+    """Returns the seconds saved per steered request minus those of the base."""
+    found = sides.together.estimate(_gain(sides, _saved))
+    return _with_enough(found, *(side.known for side in sides.compared))
 
 
 def length_ratio(sides: Sides) -> Estimate | None:
-    """Returns the logarithm of the ratio of steered to other prompts' mean lengths."""
-    return sides.together.estimate(_gain(_length))
+    """Returns the logarithm of the ratio of steered prompts' mean length to that of the base."""
+    return sides.together.estimate(_gain(sides, _length))
 
 
 def quantile(first_bytes: Mapping[int, int], share: float) -> float:
@@ -150,12 +172,12 @@ def first_byte(sides: Sides, which: int, share: float) -> Estimate | None:
 
 
 def first_byte_gained(sides: Sides, share: float) -> Estimate | None:
-    """Returns a quantile of steered requests minus that of the others, in seconds."""
-    counts = [sum(side.first_bytes.values()) for side in sides.total]
+    """Returns a quantile of steered requests minus that of the base, in seconds."""
+    counts = [sum(side.first_bytes.values()) for side in sides.compared]
     if not all(counts):
         return None
-    longest = max(seconds_at(quantile(side.first_bytes, share)) for side in sides.total)
-    found = sides.together.estimate(_gain(_seconds(share)), longest * (RESOLUTION - 1) / 2)
+    longest = max(seconds_at(quantile(side.first_bytes, share)) for side in sides.compared)
+    found = sides.together.estimate(_gain(sides, _seconds(share)), longest * (RESOLUTION - 1) / 2)
     return _with_enough(found, *counts, needed=needed_for(share))
 
 
@@ -179,7 +201,7 @@ class LoadSpread(NamedTuple):
 def load_spread(side: Side, workers: set[int]) -> LoadSpread | None:
     """Returns the load spread; None if there are too few requests.
 
-    workers: all workers that either side used.
+    workers: all workers that any side used.
     """
     counts = [side.workers.get(worker, 0) for worker in workers]
     if sum(counts) < max(1, LEAST_EACH * len(counts)):

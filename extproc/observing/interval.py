@@ -18,7 +18,7 @@ from math import factorial, inf, prod, sqrt
 from operator import mul, truediv
 from typing import NamedTuple, Self
 
-from extproc.observing.report import Period, Side
+from extproc.observing.report import Period, SideSums
 
 # Periods that make an interval, since each block has at least one.
 BLOCKS = 6
@@ -61,28 +61,8 @@ def _rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-class Pair(NamedTuple):
-    """The sums of both sides over some periods."""
-
-    steered: Side
-    others: Side
-
-    @classmethod
-    def of(cls, periods: Iterable["Period | Pair"]) -> Self:
-        """Sums up periods."""
-        pair = cls(Side(), Side())
-        for one in periods:
-            pair.steered.add(one.steered)
-            pair.others.add(one.others)
-        return pair
-
-    def known(self, sides: Sequence[int]) -> list[int]:
-        """Returns the requests with known prompt tokens of some sides."""
-        return [self[side].known for side in sides]
-
-
-# A figure of both sides; None if it is unknown.
-Figure = Callable[[Pair], float | None]
+# A figure of one side, or of two; None if it is unknown.
+Figure = Callable[[SideSums], float | None]
 
 
 class Blocks(NamedTuple):
@@ -92,27 +72,27 @@ class Blocks(NamedTuple):
     missing: how many more periods with requests an interval needs.
     """
 
-    total: Pair
-    without: Sequence[Pair] = ()
+    total: SideSums
+    without: Sequence[SideSums] = ()
     missing: int = 0
 
     @classmethod
     def of(cls, periods: Sequence[Period], sides: Sequence[int]) -> Self:
-        """Cuts a window; sides: those that a figure depends on, 0 for steered requests, 1, both."""
-        whole = Pair.of(periods)
+        """Cuts a window; sides: the indices of those that a figure depends on."""
+        parts = [one.sides() for one in periods]
+        whole = SideSums.of(parts)
         totals = whole.known(sides)
-        pairs = [Pair(one.steered, one.others) for one in periods]
-        used = [one for one in pairs if any(one.known(sides))]
+        used = [one for one in parts if any(one.known(sides))]
         if len(used) < BLOCKS or not all(totals):
             return cls(whole, missing=max(0, BLOCKS - len(used)))
         weights = [sum(map(truediv, one.known(sides), totals)) for one in used]
-        blocks = [Pair.of(part) for part in _parts(used, weights)]
+        blocks = [SideSums.of(part) for part in _parts(used, weights)]
         sizes = [one.known(sides) for one in blocks]
         each = min(map(effective, zip(*sizes, strict=True)))
         together = effective([sum(map(truediv, size, totals)) for size in sizes])
         if together < LEAST_EFFECTIVE or each < LEAST_OF_A_SIDE:
             return cls(whole)
-        return cls(whole, [Pair.of(blocks[:at] + blocks[at + 1 :]) for at in range(BLOCKS)])
+        return cls(whole, [SideSums.of(blocks[:at] + blocks[at + 1 :]) for at in range(BLOCKS)])
 
     def estimate(self, figure: Figure, least: float = 0.0) -> Estimate | None:
         """Returns a figure with its interval, None if the figure is unknown.
@@ -122,7 +102,7 @@ class Blocks(NamedTuple):
         value = figure(self.total)
         if value is None:
             return None
-        left = [figure(pair) for pair in self.without]
+        left = [figure(sums) for sums in self.without]
         parts = [BLOCKS * value - (BLOCKS - 1) * one for one in left if one is not None]
         if len(parts) < BLOCKS:
             return Estimate(value)
@@ -130,16 +110,16 @@ class Blocks(NamedTuple):
         return Estimate(value, value - half, value + half)
 
 
-def _parts(used: Sequence[Pair], weights: Sequence[float]) -> list[list[Pair]]:
+def _parts(used: Sequence[SideSums], weights: Sequence[float]) -> list[list[SideSums]]:
     """Cuts periods in order into blocks of about the same weight, none of them empty."""
-    parts: list[list[Pair]] = []
+    parts: list[list[SideSums]] = []
     total, before = sum(weights), 0.0
-    for at, (pair, weight) in enumerate(zip(used, weights, strict=True)):
+    for at, (sums, weight) in enumerate(zip(used, weights, strict=True)):
         wanted = int(BLOCKS * (before + weight / 2) / total)
         is_last_chance = BLOCKS - len(parts) >= len(used) - at
         if not parts or is_last_chance or (wanted >= len(parts) and len(parts) < BLOCKS):
             parts.append([])
-        parts[-1].append(pair)
+        parts[-1].append(sums)
         before += weight
     return parts
 

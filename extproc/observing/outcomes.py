@@ -40,6 +40,7 @@ from typing import Any, NamedTuple, Protocol
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from extproc.config.policies import POLICIES
 from extproc.observing.buckets import Buckets, histogram_family
 from extproc.observing.deliveries import DELIVERED, ELSEWHERE, UNTOLD, Answers
 from extproc.observing.usage import UNKNOWN, Usage, UsageScanner
@@ -63,9 +64,11 @@ class Outcome(NamedTuple):
     read to its end. overlaps: what every worker held of the prompt at the pick, by name.
     is_steered: whether the proxy got the pick; if not, the request was decided and noted, but the
     proxy chose. delivery: whether a steered request reached the picked worker, one of
-    `deliveries.DELIVERIES`; unknown for unsteered ones. forms: the forms of the request. media:
-    that of the request, None without any. names_rank: whether the request named a rank. of_class:
-    the name of its class, "" without classes. fetch: what the worker could fetch of the prompt.
+    `deliveries.DELIVERIES`; unknown for unsteered ones. is_cache_aware: whether the policy that
+    placed it considers what workers hold. is_streamed: whether the answer came in events. forms:
+    the forms of the request. media: that of the request, None without any. names_rank: whether the
+    request named a rank. of_class: the name of its class, "" without classes. fetch: what the
+    worker could fetch of the prompt.
     """
 
     model: str
@@ -82,6 +85,8 @@ class Outcome(NamedTuple):
     overlaps: Mapping[str, Overlap] = {}
     is_steered: bool = True
     delivery: str = UNTOLD
+    is_cache_aware: bool = True
+    is_streamed: bool = False
     forms: int = 0
     media: Media | None = None
     names_rank: bool = False
@@ -609,6 +614,8 @@ class Account:
             overlaps=basis.overlaps[0] if len(basis.overlaps) == 1 else {},
             is_steered=decision.is_steered,
             delivery=self._delivery,
+            is_cache_aware=POLICIES[basis.policy].reads_caches,
+            is_streamed=self._scanner is not None and self._scanner.is_streamed,
             forms=self._forms,
             media=basis.media,
             names_rank=decision.rank is not None and decision.is_steered,

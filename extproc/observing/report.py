@@ -1,4 +1,7 @@
-"""Counts the outcomes of requests by time: of steered ones, and of those left to the proxy.
+"""Counts the outcomes of requests by time and by side: who placed them, and by what.
+
+Steered requests were placed by what workers hold. Others were left to the proxy. Cache-unaware ones
+were placed by a policy that does not consider what workers hold, so they compare as the others do.
 
 A request counts in the minute of its end, and minutes are added to their hour and day. Minutes
 are kept for an hour, hours for eight days, and days for a month. A report has only numbers, and a
@@ -9,7 +12,7 @@ Everything here adds up: two reports merged are the report of all requests of bo
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import ceil, isfinite, log
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Self
 
 import msgspec
 import xxhash
@@ -146,6 +149,13 @@ class Side(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
             self.saved_seconds += cached / tokens_per_second
 
 
+def side_of(outcome: Outcome) -> int:
+    """Returns the index of the side to which a request belongs."""
+    if not outcome.is_steered:
+        return OTHERS
+    return STEERED if outcome.is_cache_aware else CACHE_UNAWARE
+
+
 def bucket_of(seconds: float) -> int:
     """Returns the bucket in which a time is counted."""
     if seconds <= SHORTEST_SECONDS:
@@ -215,6 +225,45 @@ class Period(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     steered: Side = msgspec.field(default_factory=Side)
     others: Side = msgspec.field(default_factory=Side)
     classes: Classes = {}
+    cache_unaware: Side = msgspec.field(default_factory=Side)
+
+    def sides(self) -> "SideSums":
+        """Returns the sides of this period, which the sums share."""
+        return SideSums(self.steered, self.others, self.cache_unaware)
+
+
+# The indices of the sides.
+STEERED, OTHERS, CACHE_UNAWARE = range(3)
+
+
+class SideSums(NamedTuple):
+    """The sums of each side over some periods."""
+
+    steered: Side
+    others: Side
+    cache_unaware: Side
+
+    @classmethod
+    def of(cls, parts: "Iterable[SideSums]") -> Self:
+        """Adds up parts, none of which is changed."""
+        total = cls(Side(), Side(), Side())
+        for part in parts:
+            total.add(part)
+        return total
+
+    def add(self, other: "SideSums") -> None:
+        """Adds the requests of other periods, side by side."""
+        for side, more in zip(self, other, strict=True):
+            side.add(more)
+
+    def known(self, sides: Sequence[int]) -> list[int]:
+        """Returns the requests with known prompt tokens of some sides."""
+        return [self[side].known for side in sides]
+
+    @property
+    def requests(self) -> int:
+        """How many requests all sides have."""
+        return sum([side.requests for side in self])
 
 
 class Window(NamedTuple):
@@ -245,8 +294,8 @@ class Report:
 
     def __init__(self, now: float) -> None:
         self._periods: tuple[dict[int, Period], ...] = tuple({} for _ in SPANS)
-        self._steered, self._unsteered = Side(), Side()
-        self._before = SideTokens(), SideTokens()  # of the requests that are in their periods
+        self._sides = SideSums.of(())
+        self._before = (SideTokens(),) * len(self._sides)  # of requests that are in their periods
         self._classes: Classes = {}
         self._minute = now // MINUTES.seconds
         self._observed_until = now
@@ -256,7 +305,7 @@ class Report:
         """Counts an ended request; tokens_per_second: its worker's speed, 0 if unknown."""
         if now // MINUTES.seconds != self._minute:
             self.settle(now)
-        side = self._steered if outcome.is_steered else self._unsteered
+        side = self._sides[side_of(outcome)]
         name = outcome.worker
         side.count(outcome, hash_of(name) if name else 0, tokens_per_second)
         if outcome.of_class:
@@ -264,10 +313,10 @@ class Report:
             if found is not None:
                 found.side.count(outcome, 0, tokens_per_second)
 
-    def tokens(self) -> tuple[SideTokens, SideTokens]:
-        """Returns the tokens of this router's requests: of those steered, and of all others."""
-        steered, others = self._before
-        return steered.with_those_of(self._steered), others.with_those_of(self._unsteered)
+    def tokens(self) -> Sequence[SideTokens]:
+        """Returns the tokens of this router's requests, of each side."""
+        pairs = zip(self._before, self._sides, strict=True)
+        return [before.with_those_of(side) for before, side in pairs]
 
     def shed(self, of_class: str, now: float) -> None:
         """Counts a request of a class that was refused because all workers were busy."""
@@ -287,20 +336,19 @@ class Report:
         for span, kept in enumerate(self._periods):
             if self._has_news():
                 period = _period_at(kept, span, int(at // SPANS[span].seconds))
-                period.steered.add(self._steered)
-                period.others.add(self._unsteered)
+                period.sides().add(self._sides)
                 add_classes(period.classes, self._classes)
             self._see(span, now)
             _drop(span, kept, now)
         if self._has_news():
-            self._before = self.tokens()
-            self._steered, self._unsteered, self._classes = Side(), Side(), {}
+            self._before = tuple(self.tokens())
+            self._sides, self._classes = SideSums.of(()), {}
             self.settled += 1
         self._minute = now // MINUTES.seconds
         self._observed_until = now
 
     def _has_news(self) -> bool:
-        return bool(self._steered.requests or self._unsteered.requests or self._classes)
+        return bool(self._sides.requests or self._classes)
 
     def _see(self, span: int, now: float) -> None:
         """Notes that the router ran until now."""
@@ -317,8 +365,7 @@ class Report:
         """Adds the periods of another report; time that both routers ran counts once."""
         for other in periods:
             period = _period_at(self._periods[other.span], other.span, other.number)
-            period.steered.add(other.steered)
-            period.others.add(other.others)
+            period.sides().add(other.sides())
             add_classes(period.classes, other.classes)
             period.seen_seconds = max(period.seen_seconds, other.seen_seconds)
         for span, kept in enumerate(self._periods):
@@ -357,12 +404,13 @@ def _drop(span: int, kept: dict[int, Period], now: float) -> None:
         del kept[number]
 
 
-# The format's version. Earlier ones, which have no classes, are read, too; others are refused.
-VERSION = 3
-_EARLIER = (2, VERSION)
+# The format's version. Earlier ones are read, too: 2 has no classes, 3 counts cache-unaware ones as
+# steered. Others are refused.
+VERSION = 4
+_EARLIER = (2, 3, VERSION)
 
 # More than the size of a report with the most periods, workers, classes and buckets.
-MAX_BYTES = 24 * 1024 * 1024
+MAX_BYTES = 28 * 1024 * 1024
 
 _MAX_PERIODS = sum(span.max_periods + 1 for span in SPANS)
 
@@ -394,7 +442,7 @@ def read(text: bytes) -> list[Period]:
         raise ReportError(f"has version {found.version}, and not {VERSION}")
     for period in found.periods:
         of_classes = [one.side for one in period.classes.values()]
-        if not all(map(_is_sound, (period.steered, period.others, *of_classes))):
+        if not all(map(_is_sound, (*period.sides(), *of_classes))):
             raise ReportError("has figures that contradict each other")
     return found.periods
 

@@ -1,4 +1,4 @@
-"""The cached share of steered requests, and of those left to the proxy, as metrics."""
+"""The cached share of each side of the report, as metrics."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from prometheus_client.registry import Collector
 
 from extproc.observing.report import Report
 
-SIDES = ("steered", "unsteered")
+SIDES = ("steered", "unsteered", "cache_unaware")
 
 
 class SideCollector(Collector):
@@ -20,7 +20,7 @@ class SideCollector(Collector):
         """Yields the metric families."""
         prompt = CounterMetricFamily(
             "kvsteer_side_prompt_tokens",
-            "Prompt tokens of answered requests, steered or left to the proxy",
+            "Prompt tokens of answered requests, by who placed them and by what",
             labels=["side"],
         )
         cached = CounterMetricFamily(

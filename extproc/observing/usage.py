@@ -147,6 +147,11 @@ class UsageScanner:
         return self._buffered_bytes
 
     @property
+    def is_streamed(self) -> bool:
+        """Whether the response came in events, so that its first byte is of its first token."""
+        return self._is_document is False
+
+    @property
     def usage(self) -> Usage:
         """The usage reported so far."""
         if self._is_document and self._pieces:

@@ -24,7 +24,15 @@ from extproc.observing.comparison import (
     share_gained,
 )
 from extproc.observing.interval import BLOCKS, Estimate
-from extproc.observing.report import RESOLUTION, Period, Report, Side
+from extproc.observing.report import (
+    CACHE_UNAWARE,
+    OTHERS,
+    RESOLUTION,
+    STEERED,
+    Period,
+    Report,
+    Side,
+)
 
 # The default windows, in seconds.
 WINDOWS = {
@@ -51,7 +59,10 @@ UNREPORTED = (
     " --enable-prompt-tokens-details, SGLang with --enable-cache-report)"
 )
 
-STEERED, OTHERS = "Steered requests", "the others"
+# The sides by their indices: of the requests, and in a sentence that begins with the first.
+SIDES = ("steered", "others", "cache_unaware")
+_REQUESTS = ("steered requests", "requests not steered", "requests of a cache-unaware policy")
+_NAMES = ("steered requests", "the others", "those of a cache-unaware policy")
 
 _MONTH = 31 * 86_400
 
@@ -90,11 +101,7 @@ def report_as_json(report: Report, asked: ReportQuery, now: float) -> dict[str, 
 
 def _headline(windows: list[dict[str, Any]], missing: str) -> str:
     """Returns the report's first line: its surest result, or what is missing for one."""
-    known = sum(
-        int(one[side]["requests_with_known_tokens"])
-        for one in windows
-        for side in ("steered", "others")
-    )
+    known = sum(int(one[side]["requests_with_known_tokens"]) for one in windows for side in SIDES)
     return missing if missing and not known else _best(windows)
 
 
@@ -112,7 +119,7 @@ def _best(windows: list[dict[str, Any]]) -> str:
 
 def _requests(window: dict[str, Any]) -> int:
     shed = sum([one["shed"] for one in window["classes"]])
-    return int(window["steered"]["requests"] + window["others"]["requests"] + shed)
+    return int(sum([window[side]["requests"] for side in SIDES]) + shed)
 
 
 def _width(window: dict[str, Any]) -> float:
@@ -122,7 +129,7 @@ def _width(window: dict[str, Any]) -> float:
 
 def _window(name: str, sides: Sides, classes: Sequence[str]) -> dict[str, Any]:
     window, gain = sides.window, share_gained(sides)
-    shares = [cached_share(sides, which) for which in (0, 1)]
+    shares = [cached_share(sides, which) for which in range(len(SIDES))]
     saved = more_saved(sides)
     times = {name: first_byte_gained(sides, quantile) for name, quantile in QUANTILES.items()}
     return {
@@ -134,15 +141,15 @@ def _window(name: str, sides: Sides, classes: Sequence[str]) -> dict[str, Any]:
         "same_as": None,
         "headline": headline(sides, shares, gain),
         "warnings": warnings(sides),
-        "steered": _figures(sides, 0, shares[0]),
-        "others": _figures(sides, 1, shares[1]),
+        **{name: _figures(sides, at, shares[at]) for at, name in enumerate(SIDES)},
+        "compared_with": SIDES[sides.base],
         "difference": {
             "cached_share": gain and gain.as_json(),
             "first_byte_seconds": _estimates_as_json(times),
             "saved_prefill_seconds_per_request": saved and saved.as_json(),
             "seconds_until_narrow": gain and seconds_until_narrow(sides, gain),
         },
-        "periods": [_period(one.steered, one.others) for one in window.periods],
+        "periods": [_period(one) for one in window.periods],
         "classes": list(class_figures(window.periods, classes)),
     }
 
@@ -154,7 +161,7 @@ def _estimates_as_json(times: dict[str, Estimate | None]) -> dict[str, Any]:
 def _figures(sides: Sides, which: int, share: Estimate | None) -> dict[str, Any]:
     side, saved = sides.total[which], saved_seconds(sides, which)
     times = {name: first_byte(sides, which, quantile) for name, quantile in QUANTILES.items()}
-    spread = load_spread(side, set(sides.total.steered.workers) | set(sides.total.others.workers))
+    spread = load_spread(side, {worker for one in sides.total for worker in one.workers})
     return {
         "requests": side.requests,
         "unanswered": side.unanswered,
@@ -183,11 +190,11 @@ def _figures(sides: Sides, which: int, share: Estimate | None) -> dict[str, Any]
     }
 
 
-def _period(steered: Side, others: Side) -> list[int]:
-    """Returns requests, prompt tokens and cached tokens of both sides in one period."""
+def _period(period: Period) -> list[int]:
+    """Returns requests, prompt tokens and cached tokens of each side in one period."""
     return [
         number
-        for side in (steered, others)
+        for side in period.sides()
         for number in (side.requests, side.prompt_tokens, side.cached_tokens)
     ]
 
@@ -208,29 +215,44 @@ def duration(seconds: float) -> str:
 
 def headline(sides: Sides, shares: list[Estimate | None], gain: Estimate | None) -> str:
     """Returns the result in a sentence or two: the difference, and how sure it is."""
-    steered, others = sides.total
-    if not steered.requests and not others.requests:
+    if not sides.total.requests:
         return "No request was counted in this time."
-    for which, other in ((0, others), (1, steered)):
+    steered, base = sides.compared
+    for which, other in ((STEERED, base), (sides.base, steered)):
         if not other.requests:
             return _alone(sides, shares, which)
     if gain is None:
-        return f"Nothing to compare yet: {_missing(sides, (0, 1))}."
+        return f"Nothing to compare yet: {_missing(sides, (STEERED, sides.base))}."
     return _compared(sides, shares, gain)
 
 
 def _compared(sides: Sides, shares: list[Estimate | None], gain: Estimate) -> str:
-    ours, theirs = (0.0 if one is None else one.value for one in shares)
-    sentence = (
-        f"{STEERED} found {percent(ours)} of their prompt tokens cached, {OTHERS} {percent(theirs)}"
-    )
+    sentence = f"{_found(shares, STEERED)} of their prompt tokens cached"
+    sentence += f", {_NAMES[sides.base]} {_percent_of(shares[sides.base])}"
     if gain.low is None or gain.high is None:
-        return f"{sentence} ({_points(gain)}; no interval yet: {_missing(sides, (0, 1))})."
+        missing = _missing(sides, (STEERED, sides.base))
+        return f"{sentence} ({_points(gain)}; no interval yet: {missing}).{_besides(sides, shares)}"
     low, high = 100 * gain.low, 100 * gain.high
     sentence += f" ({_points(gain)}, 95 % interval {low:.0f} to {high:.0f})."
     if gain.low <= 0 <= gain.high:
         sentence = f"No difference seen: {sentence[0].lower()}{sentence[1:]}"
-    return f"{sentence}{_until_narrow(sides, gain)}"
+    return f"{sentence}{_until_narrow(sides, gain)}{_besides(sides, shares)}"
+
+
+def _found(shares: list[Estimate | None], which: int) -> str:
+    name = _REQUESTS[which]
+    return f"{name[0].upper()}{name[1:]} found {_percent_of(shares[which])}"
+
+
+def _percent_of(share: Estimate | None) -> str:
+    return percent(0.0 if share is None else share.value)
+
+
+def _besides(sides: Sides, shares: list[Estimate | None]) -> str:
+    """Returns a sentence on cache-unaware requests where others are compared; "" without any."""
+    if sides.base == CACHE_UNAWARE or shares[CACHE_UNAWARE] is None:
+        return ""
+    return f" {_found(shares, CACHE_UNAWARE)}."
 
 
 def _points(gain: Estimate) -> str:
@@ -249,7 +271,7 @@ def seconds_until_narrow(sides: Sides, gain: Estimate) -> float | None:
 
 
 def _has_known(period: Period) -> bool:
-    return bool(period.steered.known or period.others.known)
+    return any(side.known for side in period.sides())
 
 
 def _until_narrow(sides: Sides, gain: Estimate) -> str:
@@ -262,10 +284,9 @@ def _until_narrow(sides: Sides, gain: Estimate) -> str:
 
 def _missing(sides: Sides, which: Sequence[int]) -> str:
     """Returns what is missing for an interval, and about how long it takes."""
-    names = ("steered requests", "requests not steered")
     few = [at for at in which if sides.total[at].known < LEAST_REQUESTS]
     if few:
-        counts = [f"{sides.total[at].known} of {LEAST_REQUESTS} {names[at]}" for at in few]
+        counts = [f"{sides.total[at].known} of {LEAST_REQUESTS} {_REQUESTS[at]}" for at in few]
         return f"{' and '.join(counts)} with known prompt tokens so far"
     blocks = sides.together if len(which) > 1 else sides.alone[which[0]]
     if not blocks.missing:
@@ -276,47 +297,48 @@ def _missing(sides: Sides, which: Sequence[int]) -> str:
 
 
 def _alone(sides: Sides, shares: list[Estimate | None], which: int) -> str:
-    """Returns the sentence if all requests are on one side."""
+    """Returns the sentence if there are no requests to compare those of one side with."""
     side, share = sides.total[which], shares[which]
-    beside = (
-        "All requests were steered, so there is nothing to compare with."
-        if which == 0
-        else "No request was steered."
-    )
+    beside = {
+        STEERED: "All requests were steered, so there is nothing to compare with.",
+        OTHERS: f"No request was steered.{_besides(sides, shares)}",
+        CACHE_UNAWARE: "A cache-unaware policy placed all, so there is nothing to compare with.",
+    }[which]
     if share is None:
         ended = f"{side.requests} requests ended, but no prompt tokens are known"
         return f"{ended}: {UNREPORTED}. {beside}"
     interval = f"no interval yet: {_missing(sides, [which])}"
     if share.low is not None and share.high is not None:
         interval = f"95 % interval {100 * share.low:.0f} to {100 * share.high:.0f}"
-    who = STEERED if which == 0 else "Requests"
+    who = "Steered requests" if which == STEERED else "Requests"
     found = f"found {percent(share.value)} of their prompt tokens cached ({interval})"
     return f"{who} {found}. {beside}"
 
 
 def warnings(sides: Sides) -> list[str]:
-    """Returns other differences of the sides, which make a comparison doubtful."""
-    steered, others = sides.total
-    if not steered.requests or not others.requests:
+    """Returns other differences of the compared sides, which make a comparison doubtful."""
+    steered, base = sides.compared
+    if not steered.requests or not base.requests:
         return []
-    return [*_lengths(sides), *_failures(steered, others), *_sources(steered, others)]
+    name = _NAMES[sides.base]
+    return [*_lengths(sides, name), *_failures(steered, base, name), *_sources(steered, base, name)]
 
 
-def _lengths(sides: Sides) -> list[str]:
+def _lengths(sides: Sides, name: str) -> list[str]:
     ratio = length_ratio(sides)
     if ratio is None or abs(ratio.value) < log(LENGTHS_DIFFER):
         return []
     if ratio.low is not None and ratio.high is not None and ratio.low <= 0 <= ratio.high:
         return []
-    means = [round(side.prompt_tokens / side.known) for side in sides.total]
+    means = [round(side.prompt_tokens / side.known) for side in sides.compared]
     sentence = (
         f"the sides differ in prompt length: on average {means[0]:,} tokens in steered requests,"
-        f" {means[1]:,} in {OTHERS}; so they may differ in what can be cached"
+        f" {means[1]:,} in {name}; so they may differ in what can be cached"
     )
     return [sentence]
 
 
-def _failures(steered: Side, others: Side) -> list[str]:
+def _failures(steered: Side, others: Side, name: str) -> list[str]:
     failed = [one.unanswered + one.server_errors for one in (steered, others)]
     shares = failed[0] / steered.requests, failed[1] / others.requests
     pooled = sum(failed) / (steered.requests + others.requests)
@@ -325,12 +347,12 @@ def _failures(steered: Side, others: Side) -> list[str]:
         return []
     sentence = (
         f"the sides differ in failures: {percent(shares[0])} of steered requests had no response or"
-        f" status 5xx, {percent(shares[1])} of {OTHERS}; failed ones are in no share and no time"
+        f" status 5xx, {percent(shares[1])} of {name}; failed ones are in no share and no time"
     )
     return [sentence]
 
 
-def _sources(steered: Side, others: Side) -> list[str]:
+def _sources(steered: Side, others: Side, name: str) -> list[str]:
     if not steered.known or not others.known:
         return []
     shares = steered.reported / steered.known, others.reported / others.known
@@ -338,7 +360,7 @@ def _sources(steered: Side, others: Side) -> list[str]:
         return []
     sentence = (
         "the sides differ in how cached tokens are known: engines reported them of"
-        f" {percent(shares[0])} of steered requests and of {percent(shares[1])} of {OTHERS};"
+        f" {percent(shares[0])} of steered requests and of {percent(shares[1])} of {name};"
         " the rest is predicted"
     )
     return [sentence]

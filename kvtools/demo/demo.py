@@ -25,6 +25,7 @@ import yaml
 from extproc.base.errors import StartError
 from extproc.config.reader import load
 from extproc.config.schema import Config, WorkerEvents, WorkerSettings
+from extproc.config.sections import RING_HASH
 from kvtools.demo.demo_workload import POLICY_HEADER, compare, judge
 from kvtools.demo.port_holder import holder_of
 from kvtools.simulator.settings import TINY_MODEL
@@ -589,7 +590,11 @@ def configuration(workers: int, port: int, ports: Ports, directory: str) -> str:
             "extproc": {"listen": f"127.0.0.1:{extproc}"},
             "admin": {"listen": f"127.0.0.1:{admin}"},
             "metrics": {"listen": f"127.0.0.1:{metrics}"},
-            "envoy": {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{envoy_admin}"},
+            "envoy": {
+                "listen": f"127.0.0.1:{port}",
+                "admin": f"127.0.0.1:{envoy_admin}",
+                "fallback": RING_HASH,  # what clients with a session header could have for free
+            },
             "log": {"level": "debug"},
             "policy": {"probe_interval_ms": PROBE_INTERVAL_MS, "header": POLICY_HEADER},
             "models": [{"name": MODEL, "tokenizer": str(TINY_MODEL)}],

@@ -1,14 +1,16 @@
-"""The sample conversations of the demo: judged, and sent with and without KVSteer."""
+"""The sample conversations of the demo: judged, and sent with KVSteer and with what is free."""
 
 import asyncio
 import contextlib
+import json
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 
+from extproc.config.sections import ALL_PERCENT
 from kvstate.errors import ReplayError
 from kvstate.feeds.feed_sources import ZmqSource
 from kvstate.feeds.zmq_transport import ZmqTransport
@@ -16,13 +18,17 @@ from kvstate.feeds.zmq_transport import ZmqTransport
 CONVERSATIONS = 6
 TURNS = 3
 COMPARED = 12
-COMPARE_SECONDS = 60.0
+COMPARE_SECONDS = 90.0
+MOST_PAUSE_SECONDS = 0.5
 WORDS_IN_FIRST_PROMPT = 240
 WORDS_IN_FOLLOW_UP = 30
 CHAT = "/v1/chat/completions"
 
 # The header with which the demo's requests may name another policy.
 POLICY_HEADER = "x-kvsteer-policy"
+
+# The header with which they name their conversation, as coding agents do.
+SESSION_HEADER = "x-session-id"
 CAUGHT_UP_SECONDS = 30.0
 
 _TEXT = (
@@ -78,7 +84,8 @@ class _Conversation:
     def __init__(self, number: int, model: str, policy: str | None = None) -> None:
         self._number = number
         self._model = model
-        self._headers = {POLICY_HEADER: policy} if policy else {}
+        self._headers = {SESSION_HEADER: f"conversation {number}"}
+        self._headers |= {POLICY_HEADER: policy} if policy else {}
         self._rng = random.Random(number)
         self._messages: list[dict[str, str]] = []
         self._turn = 0
@@ -102,6 +109,12 @@ class _Conversation:
         self._holder = worker
         return row
 
+    async def hold(self, session: aiohttp.ClientSession, envoy: str) -> None:
+        """Holds the conversation: each message some time after the last answer."""
+        for _ in range(TURNS):
+            await asyncio.sleep(self._rng.uniform(0.0, MOST_PAUSE_SECONDS))
+            await self.send(session, envoy, self.next())
+
     def next(self) -> dict[str, Any]:
         """Adds the next message, and returns the request's body."""
         words = WORDS_IN_FOLLOW_UP if len(self._messages) else WORDS_IN_FIRST_PROMPT
@@ -109,7 +122,13 @@ class _Conversation:
             self._rng.choices(_TEXT.split(), k=words)
         )
         self._messages.append({"role": "user", "content": text})
-        return {"model": self._model, "messages": self._messages, "max_tokens": 24}
+        return {
+            "model": self._model,
+            "messages": self._messages,
+            "max_tokens": 24,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
 
     async def send(
         self, session: aiohttp.ClientSession, envoy: str, body: dict[str, Any]
@@ -117,9 +136,23 @@ class _Conversation:
         """Sends a request, keeps its answer for the next one; returns its worker and usage."""
         async with session.post(f"{envoy}{CHAT}", json=body, headers=self._headers) as response:
             response.raise_for_status()
-            answer = await response.json()
-        self._messages.append(answer["choices"][0]["message"])
-        return response.headers["x-worker"], answer["usage"]
+            text, usage = _read_events([line async for line in response.content])
+        self._messages.append({"role": "assistant", "content": text})
+        return response.headers["x-worker"], usage
+
+
+def _read_events(lines: Iterable[bytes]) -> tuple[str, dict[str, Any]]:
+    """Returns the text and the usage of a streamed answer."""
+    texts: list[str] = []
+    usage: dict[str, Any] = {}
+    for line in lines:
+        data = line.removeprefix(b"data: ")
+        if data == line or data.startswith(b"[DONE]"):
+            continue
+        event = json.loads(data)
+        usage = event.get("usage") or usage
+        texts += [one["delta"].get("content") or "" for one in event["choices"]]
+    return "".join(texts), usage
 
 
 def _predicted(explained: dict[str, Any], worker: str) -> int:
@@ -182,47 +215,96 @@ def report(rows: Sequence[Row], workers: Sequence[dict[str, Any]]) -> bool:
     return not faults
 
 
+class Contestant(NamedTuple):
+    """A way to place the conversations.
+
+    side: in the report. policy: the router's, named in a header; None for the configured one.
+    is_steered: whether Envoy follows the router; else its fallback chooses, which hashes the
+    session's header.
+    """
+
+    name: str
+    side: str
+    policy: str | None
+    is_steered: bool
+
+
+CONTESTANTS = (
+    Contestant("round robin", "cache_unaware", "round_robin", is_steered=True),
+    Contestant("hash by session", "others", None, is_steered=False),
+    Contestant("KVSteer", "steered", None, is_steered=True),
+)
+
+
 async def compare(envoy: str, admin: str, replays: Sequence[str], model: str) -> str:
-    """Sends conversations by round robin, and others with KVSteer; returns a table of both.
+    """Has the same number of people chat by each contestant; returns a table of what came of it.
+
+    The figures are those of the router's report, which counts each contestant as a side of its own.
 
     envoy, admin: base URLs. replays: the workers' replay endpoints, in the router's order.
     """
-    lines = [f"{'':<14}{'prompt tokens':>15}{'cached':>9}{'computed':>10}{'cached share':>14}"]
     timeout = aiohttp.ClientTimeout(total=30)
     try:
         async with (
             asyncio.timeout(COMPARE_SECONDS),
             aiohttp.ClientSession(timeout=timeout) as session,
         ):
-            for name, policy, first in (
-                ("round robin", "round_robin", 100),
-                ("KVSteer", None, 200),
-            ):
-                sent = [_Conversation(first + at, model, policy) for at in range(COMPARED)]
-                tokens, cached = await _played(session, sent, (envoy, admin), replays)
-                counted = f"{tokens:>15,}{cached:>9,}{tokens - cached:>10,}"
-                lines.append(f"{name:<14}{counted}{cached / max(tokens, 1):>14.0%}")
+            for place, one in enumerate(CONTESTANTS):
+                first = 100 * (place + 1)
+                sent = [_Conversation(first + at, model, one.policy) for at in range(COMPARED)]
+                async with _steering(session, admin, is_steered=one.is_steered):
+                    await asyncio.gather(*(each.hold(session, envoy) for each in sent))
+                await _caught_up(session, admin, replays)
+            window = await _reported(session, admin)
     except (aiohttp.ClientError, TimeoutError) as error:
-        return f"Round robin and KVSteer could not be compared: {error or 'no answer in time'}\n"
-    title = f"{COMPARED} conversations of {TURNS} turns, once by round robin"
-    return "\n".join([f"{title} over {len(replays)} workers, once with KVSteer:", "", *lines, ""])
+        return f"The conversations could not be compared: {error or 'no answer in time'}\n"
+    title = (
+        f"{COMPARED} chats of {TURNS} turns at once over {len(replays)} workers, placed by round"
+        f"\nrobin, by Envoy's RING_HASH of the header {SESSION_HEADER}, and by KVSteer:"
+    )
+    return "\n".join([title, "", HEADS, *(_line(one, window) for one in CONTESTANTS), "", ABOUT])
 
 
-async def _played(
-    session: aiohttp.ClientSession,
-    conversations: Sequence[_Conversation],
-    servers: tuple[str, str],
-    replays: Sequence[str],
-) -> tuple[int, int]:
-    """Sends all turns; returns the number of prompt tokens, and how many of them were cached."""
-    tokens = cached = 0
-    order = random.Random(7)
-    for _ in range(TURNS):
-        # shuffle each turn: in the same order, round robin would hit the cache in all or in none
-        turn = order.sample(conversations, len(conversations))
-        sent = (one.send(session, servers[0], one.next()) for one in turn)
-        for _, usage in await asyncio.gather(*sent):
-            tokens += usage["prompt_tokens"]
-            cached += usage["prompt_tokens_details"]["cached_tokens"]
-        await _caught_up(session, servers[1], replays)
-    return tokens, cached
+HEADS = f"{'':<17}{'cached share':>14}{'time to first byte p90':>24}{'busiest worker to mean':>24}"
+
+
+def _line(one: Contestant, window: dict[str, Any]) -> str:
+    """Returns a contestant's line of the table, of a window of the report."""
+    side = window[one.side]
+    spread = side["load_spread"]
+    busiest = "-" if spread is None else f"{spread['busiest_to_mean']:.2f}"
+    seconds = f"{side['first_byte_seconds']['p90']['value']:.3f} s"
+    return f"{one.name:<17}{side['cached_share']['value']:>13.0%} {seconds:>23}{busiest:>24}"
+
+
+ABOUT = """\
+The load is light: a hash by session does about as well, for clients that send such a
+header. What it does under load, and what it cannot do, is in docs/why-not-hash.md.
+"""
+
+
+@contextlib.asynccontextmanager
+async def _steering(
+    session: aiohttp.ClientSession, admin: str, *, is_steered: bool
+) -> AsyncIterator[None]:
+    """Has Envoy follow the router or not, and follow it afterwards."""
+    await _steer(session, admin, ALL_PERCENT if is_steered else 0)
+    try:
+        yield
+    finally:
+        await _steer(session, admin, ALL_PERCENT)
+
+
+async def _steer(session: aiohttp.ClientSession, admin: str, percent: float) -> None:
+    async with session.post(f"{admin}/steering", json={"percent": percent}) as response:
+        response.raise_for_status()
+
+
+async def _reported(session: aiohttp.ClientSession, admin: str) -> dict[str, Any]:
+    """Returns the first window of the report, as soon as it has all requests."""
+    while True:
+        async with session.get(f"{admin}/report", params={"format": "json"}) as response:
+            window: dict[str, Any] = (await response.json())["windows"][0]
+        if all(window[one.side]["requests"] >= COMPARED * TURNS for one in CONTESTANTS):
+            return window
+        await asyncio.sleep(0.05)

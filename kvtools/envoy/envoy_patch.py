@@ -15,6 +15,7 @@ from envoy_data_plane.google.protobuf import Any as Packed
 from extproc.base import address
 from extproc.base.headers import DESTINATION, DESTINATION_NAMESPACE
 from extproc.config.schema import Config
+from extproc.config.sections import RING_HASH
 from extproc.envoy.envoy_config import (
     FILTER,
     HTTP_OPTIONS,
@@ -32,6 +33,7 @@ from extproc.envoy.envoy_config import (
     tree_of,
     worker_http,
 )
+from extproc.envoy.hashing import session_hashes
 from kvtools.envoy.path_rewrites import unrecognized
 from kvtools.envoy.yaml_edit import KeyPath, YamlText
 
@@ -329,14 +331,16 @@ class _Patcher:
 
     def _balance(self, cluster: _Object) -> None:
         """Sets the load balancing; the cluster's own policy becomes the fallback without a pick."""
-        ours = tree_of(load_balancing(tells_served=self._config.accounting.responses != "none"))
+        ours = tree_of(load_balancing(self._config))
         settings = _override_in(ours)
         present = self._object(cluster, "load_balancing_policy")
         if present is not None:
             if "OverrideHost" in str(present.tree):
                 if not _follows(present.tree, settings):
                     self._refuse(present.path, "already has an override_host with other settings")
+                self._tell_of_fallback(present, _override_in(present.tree)["fallback_policy"])
                 return
+            self._tell_of_fallback(present, present.tree)
             settings["fallback_policy"] = present.tree
             self._file.replace(cluster.path, "load_balancing_policy", "load_balancing_policy", ours)
             return
@@ -359,6 +363,13 @@ class _Patcher:
             self._file.replace(cluster.path, "lb_policy", "load_balancing_policy", ours)
         else:
             self._file.put(cluster.path, "load_balancing_policy", ours)
+
+    def _tell_of_fallback(self, there: _Object, theirs: Tree) -> None:
+        """Notes that a policy that the cluster has stays its fallback, if another was asked for."""
+        wanted = self._config.envoy.fallback
+        if wanted == RING_HASH and "RingHash" not in str(theirs):
+            note = f"keeps its own fallback, so envoy.fallback: {wanted} is not used; remove it"
+            self._notes.append(f"{_place(there.path)} {note}")
 
     def _add_router(self, static: _Object, clusters: Mapping[str, _Object]) -> None:
         ours = tree_of(router_cluster(self._config))
@@ -499,6 +510,10 @@ class _Patcher:
         elif not _WHERE_REFUSED & set(re.split(r"[\s,]+", str(self._field(present, "retry_on")))):
             note = "does not retry on connect-failure: requests to a worker that just died fail"
             self._notes.append(f"{_place(present.path)} {note}")
+        hashes = [tree_of(one) for one in session_hashes(self._config)]
+        if hashes and self._field(action, "hash_policy") is None:
+            comment = "Without a pick, requests of one session go to one worker."
+            self._file.put(action.path, "hash_policy", hashes, comment)
         if self._field(action, "timeout") is None:
             note = "has no timeout, so Envoy's default of 15 s applies; generations may take longer"
             self._notes.append(f"{_place(action.path)} {note}")

@@ -31,10 +31,11 @@ from kvtools.whatif.engines import ModelledSpeed, Request, Result
 from kvtools.whatif.envoy_policies import WITHOUT_SESSIONS
 from kvtools.whatif.outlook import (
     IsolationCost,
-    MeasuredResults,
+    Measured,
     Results,
     Saving,
     as_json,
+    doubt_of,
     least_workers,
     mean,
     measured_of,
@@ -161,24 +162,27 @@ def run(arguments: argparse.Namespace, out: TextIO | None = None) -> int:
     out = sys.stdout if out is None else out
     config = None if arguments.config is None else load(arguments.config)
     recorded, left_out = recording_of(arguments, config)
-    plan = plan_of(arguments, config, recorded)
+    plan, measured = plan_of(arguments, config, recorded), measured_of(recorded)
     with Runs(plan.arrivals, len(recorded) * arguments.seeds, sys.stderr) as runs:
         found = _played(plan, runs, arguments.workers)
-        spared = _find_saving(plan, runs, arguments.workers, found)
+        doubt = doubt_of(found, measured, ENVOY)
+        spared = None if doubt else _find_saving(plan, runs, arguments.workers, found)
         drawn = {arguments.workers: found}
         if arguments.svg is not None:
-            for count in _fewer(arguments.workers, spared.least):
+            for count in _fewer(arguments.workers, spared and spared.least):
                 drawn[count] = _played(plan, runs, count)
     cost = _isolation_of(arguments, config, recorded, found) if arguments.tenants else None
-    measured = measured_of(recorded)
+    says = str(spared) if spared else f"How many workers fewer would do is not said: {doubt}."
     if arguments.json:
-        result = _result_as_json(plan, found, measured, spared)
+        fewest = {**(spared._asdict() if spared else {}), "sentence": says}
+        result = _result_as_json(plan, found, measured, fewest)
+        result["workers"] = arguments.workers
         if cost is not None:
             result["isolation"] = cost.as_json()
         print(json.dumps(result, indent=1), file=out)
     else:
         print(_describe(plan, arguments, recorded, left_out), file=out)
-        print(f"\n{table(found, measured)}\n\n{spared}", file=out)
+        print(f"\n{table(found, measured)}\n\n{says}", file=out)
         if cost is not None:
             print(cost, file=out)
     if arguments.svg is not None:
@@ -506,7 +510,7 @@ def _describe(
         f" {1 / speed.step_seconds:g} tokens a second;\n"
         f"its cache has {plan.cache_blocks} blocks of {size} tokens. This is no model of your"
         " engine: compare policies by it,\n"
-        "and believe its times only as far as the line `as recorded` agrees with them."
+        "and believe its times only as far as those that are recorded agree with them."
     )
     lines = [played, worker]
     if left_out:
@@ -525,18 +529,17 @@ def _describe(
 
 
 def _result_as_json(
-    plan: Plan, found: Results, measured: MeasuredResults | None, spared: Saving
+    plan: Plan, found: Results, measured: Measured, fewest: dict[str, Any]
 ) -> dict[str, Any]:
     return {
         "requests": len(plan.arrivals.requests),
-        "workers": spared.workers,
         "prefill_tokens_per_second": plan.speed.prefill_rate,
         "prefill_source": plan.source,
         "block_size": plan.block_tokens,
         "cache_blocks": plan.cache_blocks,
         "policies": as_json(found),
-        "recorded": None if measured is None else measured._asdict(),
-        "fewest_workers": {**spared._asdict(), "sentence": str(spared)},
+        "recorded": {name: one._asdict() for name, one in measured.items()},
+        "fewest_workers": fewest,
     }
 
 

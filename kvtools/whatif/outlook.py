@@ -4,10 +4,11 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kvtools.whatif.engines import Result
-from kvtools.whatif.traces import RecordedRequest
+from kvtools.whatif.traces import PROXY, RecordedRequest
 
 _COLORS = (
     "#d62728",
@@ -35,17 +36,31 @@ Results = Mapping[str, Sequence[Result]]
 class MeasuredResults(NamedTuple):
     """What was measured when the requests were recorded; None for what is unknown.
 
-    requests: how many have measurements. p50, p90, p99: time to the first token, in seconds.
+    requests: how many have measurements. timed: how many have a time to the first token, as answers
+    that were streamed have. cached_share: of their prompt tokens, those that engines reported as
+    cached. p50, p90, p99: time to the first token, in seconds.
     """
 
     requests: int
-    hit_rate: float | None
+    timed: int
+    cached_share: float | None
     p50: float | None
     p90: float | None
     p99: float | None
 
 
-def measured_of(recorded: Sequence[RecordedRequest]) -> MeasuredResults | None:
+# What was measured, by who placed the requests: a policy, `PROXY`, or "" if that is not known.
+Measured = Mapping[str, MeasuredResults]
+
+
+def measured_of(recorded: Sequence[RecordedRequest]) -> Measured:
+    """Returns what was measured, by who placed the requests, as far as there is anything."""
+    names = dict.fromkeys(one.placed_by for one in recorded)
+    each = {name: _measured([one for one in recorded if one.placed_by == name]) for name in names}
+    return {name: one for name, one in each.items() if one is not None}
+
+
+def _measured(recorded: Sequence[RecordedRequest]) -> MeasuredResults | None:
     """Returns what was measured, without figures that fewer than half of the lines have.
 
     Returns None if no figure is left.
@@ -61,9 +76,9 @@ def measured_of(recorded: Sequence[RecordedRequest]) -> MeasuredResults | None:
     if len(cached) >= enough:
         share = sum(one.cached_tokens or 0 for one in cached) / sum(one.tokens for one in cached)
     if len(times) < enough:
-        return MeasuredResults(len(cached), share, None, None, None)
+        return MeasuredResults(len(cached), 0, share, None, None, None)
     at = [times[min(len(times) - 1, int(part * len(times)))] for part in (0.5, 0.9, 0.99)]
-    return MeasuredResults(max(len(cached), len(times)), share, *at)
+    return MeasuredResults(max(len(cached), len(times)), len(times), share, *at)
 
 
 def mean(results: Sequence[Result]) -> Result:
@@ -76,21 +91,66 @@ def p90_of(results: Sequence[Result]) -> float:
     return mean(results).p90
 
 
-def table(results: Results, measured: MeasuredResults | None = None) -> str:
-    """Returns a table with a line for each policy; times are to the first token."""
-    lines = [f"{'':22}  hit share   p50 s   p90 s   p99 s   requests/s"]
+# Who placed requests, in words, where it was no policy.
+_PLACED_BY = {PROXY: "Envoy's own choice", "": "placed as not known"}
+
+
+def table(results: Results, measured: Measured = MappingProxyType({})) -> str:
+    """Returns a table with a line for each policy; times are to the first token.
+
+    What was measured stands below, under names of its own: nothing there is simulated.
+    """
+    lines = [f"{'simulated':22}  hit share   p50 s   p90 s   p99 s   requests/s"]
     for name, each in results.items():
         one = mean(each)
         times = f"{one.p50:8.3f}{one.p90:8.3f}{one.p99:8.3f}"
         lines.append(f"{name:22}{one.hit_rate:10.1%} {times}{one.throughput:13.2f}")
-    if measured is not None:
-        share = "-" if measured.hit_rate is None else f"{measured.hit_rate:.1%}"
+    if measured:
+        lines += ["", f"{'as recorded':22}cached share  p50 s   p90 s   p99 s     requests"]
+    for name, recorded in measured.items():
+        share = "-" if recorded.cached_share is None else f"{recorded.cached_share:.1%}"
         times = "".join(
             f"{'-':>8}" if one is None else f"{one:8.3f}"
-            for one in (measured.p50, measured.p90, measured.p99)
+            for one in (recorded.p50, recorded.p90, recorded.p99)
         )
-        lines.append(f"{'as recorded':22}{share:>10} {times}{'-':>13}")
+        shown = _PLACED_BY.get(name, name)
+        lines.append(f"{shown:22}{share:>10} {times}{recorded.requests:>13}")
     return "\n".join(lines)
+
+
+# Simulated times are believed if the recorded ones of the same policy differ by no more than this
+# factor, p50 and p90, over at least so many requests.
+AGREES, LEAST_TIMED = 1.5, 100
+
+
+def doubt_of(results: Results, measured: Measured, envoy: Sequence[str]) -> str:
+    """Returns why the simulated times are not to be believed; "" if recorded ones agree with them.
+
+    envoy: the names of Envoy's own policies, of which the recording does not say which was in use.
+    """
+    timed = {name: one for name, one in measured.items() if one.timed >= LEAST_TIMED}
+    played = {name: [name] if name != PROXY else envoy for name in timed}
+    known = {name: [one for one in played[name] if one in results] for name in timed}
+    if not any(known.values()):
+        return (
+            f"no {LEAST_TIMED} recorded requests that a played policy placed have a time to the"
+            " first token (of streamed answers)"
+        )
+    for name, names in known.items():
+        if names and not any(_agrees(mean(results[one]), timed[name]) for one in names):
+            return (
+                f"the recorded times of {_PLACED_BY.get(name, name)} differ from the simulated ones"
+                f" by more than a factor of {AGREES:g} (p50, or p90)"
+            )
+    return ""
+
+
+def _agrees(played: Result, recorded: MeasuredResults) -> bool:
+    pairs = (played.p50, recorded.p50), (played.p90, recorded.p90)
+    return all(
+        found is not None and ours <= AGREES * found and found <= AGREES * ours
+        for ours, found in pairs
+    )
 
 
 def as_json(results: Results) -> dict[str, dict[str, float]]:
@@ -99,7 +159,7 @@ def as_json(results: Results) -> dict[str, dict[str, float]]:
 
 
 class Saving(NamedTuple):
-    """How few workers reach the same TTFT p90.
+    """How few workers reach the same TTFT p90. It says nothing of throughput, or of memory.
 
     policy, workers, p90: the policy to compare with, its workers, and its TTFT p90 in seconds.
     ours: the policy with fewer workers. least: how many it needs; None if even as many do not
@@ -113,14 +173,15 @@ class Saving(NamedTuple):
     least: int | None
 
     def __str__(self) -> str:
-        goal = f"the TTFT p90 of {self.policy} with {self.workers} ({self.p90:.3g} s)"
+        goal = f"that of {self.policy} with {self.workers} ({self.p90:.3g} s)"
+        by = "by the p90 of the time to the first token alone"
         if self.least is None:
-            return f"No worker fewer: {self.ours} with {self.workers} workers misses {goal}."
+            return f"No worker fewer, {by}: {self.ours} with {self.workers} workers misses {goal}."
         fewer = self.workers - self.least
         if not fewer:
-            return f"No worker fewer: {self.ours} needs all {self.workers} for {goal}."
+            return f"No worker fewer, {by}: {self.ours} needs all {self.workers} for {goal}."
         workers = "worker" if fewer == 1 else "workers"
-        return f"{fewer} {workers} fewer: {self.ours} with {self.least} keeps {goal}."
+        return f"{fewer} {workers} fewer, {by}: {self.ours} with {self.least} keeps {goal}."
 
 
 class IsolationCost(NamedTuple):

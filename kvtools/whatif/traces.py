@@ -17,7 +17,7 @@ A line is one JSON object. It may have, in any order and beside other fields:
   one, sessions are derived from what requests share.
 
 The other fields of KVSteer's own recordings are used as well: `began` (when the file began),
-`model`, `cached_length` and `ttft_ms`.
+`model`, `cached_length`, `ttft_ms` and `placed_by`.
 
 The input comes from outside: it is bounded and typed, and the first invalid line is an error that
 names it.
@@ -50,6 +50,9 @@ MAX_BLOCKS = 40_000_000
 
 _MAX_NUMBER = 1e13
 
+# In `placed_by`: the proxy chose.
+PROXY = "proxy"
+
 _CHAT, _COMPLETION = "/v1/chat/completions", "/v1/completions"
 
 # Turns a request's path and body into the tokens of its prompt.
@@ -81,6 +84,8 @@ class RecordedRequest(NamedTuple):
     tenant: str = ""
     # The session that its client names, "" if it names none.
     named_session: str = ""
+    # The policy that placed it, or the proxy; "" if that is not known.
+    placed_by: str = ""
 
 
 class _Usage(msgspec.Struct):
@@ -117,6 +122,7 @@ class _TraceLine(msgspec.Struct):
     url: str | None = None
     cached_length: int | None = None
     ttft_ms: float | None = None
+    placed_by: str = ""
 
 
 _line = msgspec.json.Decoder(_TraceLine)
@@ -203,6 +209,7 @@ class Trace:
         made = RecordedRequest(
             self._time(line), 0, answer or 0, session=_session(line),
             tenant=line.tenant or line.user or "", named_session=_named_session(line),
+            placed_by=line.placed_by,
             cached_tokens=_count("cached_length", line.cached_length),
             first_token_seconds=None if line.ttft_ms is None
             else _number("ttft_ms", line.ttft_ms) / 1000,

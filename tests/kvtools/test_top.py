@@ -180,12 +180,12 @@ def test_screen_shows_workers_and_decisions() -> None:
     ) == [
         "1 worker: 1 live; 2 in flight",
         "",
-        "WORKER  FEED  BLOCKS  RUN  HIT  TIERS, REASON",
-        "a:1     live      15    2    -  device 12; host 3",
+        "WORKER  FEED  BLOCKS  RUN  HELD  TIERS, REASON",
+        "a:1     live      15    2     -  device 12; host 3",
         "",
-        "TIME       PICKED  HELD/PROMPT  HIT  REASON   WHY",
-        "00:00:06Z  -             16/40  40%  overlap  none of them may",
-        "00:00:05Z  a:1           16/40  40%  overlap  hold 16 of 40 prompt tokens",
+        "TIME       PICKED  HELD/PROMPT  SHARE  REASON   WHY",
+        "00:00:06Z  -             16/40    40%  overlap  none of them may",
+        "00:00:05Z  a:1           16/40    40%  overlap  hold 16 of 40 prompt tokens",
     ]
 
 
@@ -197,7 +197,11 @@ def test_screen_shows_the_hit_rate_of_each_worker_and_the_fleet() -> None:
     fleet = [worker("a:1"), worker("b:1")]
     lines = screen(fleet, [], WIDE, events_enabled=True, history=history)
     assert lines[0].endswith("; 40% of prompt tokens certainly held")
-    assert [line.split()[4] for line in lines[2:5]] == ["HIT", "95%", "-"]
+    reported = {"answered_tokens": [100, None, 100], "reported_tokens": [70, None, 40]}
+    known = history | {"fleet": history["fleet"] | reported}
+    lines_known = screen(fleet, [], WIDE, events_enabled=True, history=known)
+    assert lines_known[0].endswith("; 40% of prompt tokens certainly held, cached share 55%")
+    assert [line.split()[4] for line in lines[2:5]] == ["HELD", "95%", "-"]
 
 
 def test_screen_has_tones_and_bars_where_a_terminal_shows_them() -> None:
@@ -337,7 +341,7 @@ def test_screen_of_a_narrow_terminal_shows_the_essentials() -> None:
     long = "a-worker-with-a-very-long-name.example:8000"
     shown = shown_of([worker(long)], [decision(1, long)], (40, 24))
     assert max(map(len, shown)) <= 40
-    assert shown[2].split() == ["WORKER", "FEED", "RUN", "HIT"]
+    assert shown[2].split() == ["WORKER", "FEED", "RUN", "HELD"]
     assert "live" in shown[3]
     assert shown[-1].endswith("16/40")
 

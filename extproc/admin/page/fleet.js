@@ -1,4 +1,4 @@
-// Shows the workers: feeds, caches, load and hit rate over time.
+// Shows the workers: feeds, caches, load and what they held over time.
 
 import { ask, bar, cell, count, find, known, make, percent, pill, plural, show } from "./dom.js";
 
@@ -149,7 +149,7 @@ const TITLES = {
   blocks: "Blocks of tokens that the worker holds in its cache, as its events say.",
   flying: "Requests that this router sent there and that have not ended.",
   speed: "How many prompt tokens a second the worker computes, learned from its events and answers. Costs use a speed between this one and the fleet's until enough prompts were seen.",
-  rate: "Of the prompt tokens of the requests sent there, the share that the worker certainly held when they were sent.",
+  rate: "Of the prompt tokens of the requests steered there, the share that the worker certainly held when they were sent.",
 };
 
 function row(worker, series) {
@@ -164,7 +164,7 @@ function row(worker, series) {
       make("small", {}, reasons(worker)), advised ? make("small", { class: "advice" }, advised) : null),
     cell("Cache", { wide: true, title: TITLES.blocks }, ...tiers(worker).filter(Boolean)),
     cell("Requests in flight", { number: true, title: TITLES.flying }, count(worker.in_flight), speed(worker)),
-    cell("Certain hit rate, 15 minutes", { wide: true, title: TITLES.rate }, ...spark(series), outcome(worker), reuse(worker)),
+    cell("Certainly held, 15 minutes", { wide: true, title: TITLES.rate }, ...spark(series), outcome(worker), reuse(worker)),
   ];
 }
 
@@ -197,7 +197,7 @@ function tellGain(fleet) {
   show(find("gain-rate"), answered ? percent(reported, answered) : "not reported");
   show(find("gain-certain"), prompts ? percent(held, prompts) : "–");
   show(find("gain-saved"), prompts ? plural(Math.max(0, saved), "token") : "–");
-  show(find("gain-words"), !prompts ? "Of the last 15 minutes. No prompts yet."
+  show(find("gain-words"), !prompts ? "Of the last 15 minutes. No request was placed by what workers hold yet."
     : `Of the last 15 minutes, in ${plural(prompts, "prompt token")}. Round robin would have found about ${percent(average, prompts)}.`);
 }
 

@@ -66,6 +66,9 @@ _CLOSE_SECONDS = 2.0
 # Largest size of a line without its numbers, and of each number.
 _LINE_BYTES, _ID_BYTES = 1024, 16
 
+# Who placed a request that was not steered.
+PROXY = "proxy"
+
 # Why a request is not recorded.
 REASONS = ("queue_full", "disk", "no_tokens", "several_prompts", "failed")
 
@@ -81,9 +84,11 @@ class Line(msgspec.Struct, omit_defaults=True):
     the last block may be shorter. Without known tokens it is left out, input_length is what the
     engine reported, and session is a number that the requests of one conversation have in common;
     "" if it is not known to be one. cached_length: cached prompt tokens that the engine reported.
-    ttft_ms: time to the first byte of the answer. Both are left out if unknown. tenant: stands for
-    whose request it is, "" if that is not known. session_header: stands for the session that the
-    client names in a header, "" if it names none.
+    ttft_ms: time to the first token, of answers that are streamed: the first byte of others comes
+    with their last token. Both are left out if unknown. tenant: stands for whose request it is, ""
+    if that is not known. session_header: stands for the session that the
+    client names in a header, "" if it names none. placed_by: the policy that placed it, `PROXY` if
+    the proxy chose.
     """
 
     timestamp: int
@@ -98,6 +103,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     ttft_ms: int | None = None
     tenant: str = ""
     session_header: str = ""
+    placed_by: str = ""
 
 
 def drawn_secret(environment: Mapping[str, str]) -> bytes:
@@ -488,11 +494,12 @@ class Recorder:
             passing.session,
             tenant=self._number_of(b"tenant", _whose(passing.decision) or b""),
             session_header=passing.session_header,
+            placed_by=passing.decision.basis.policy if passing.decision.is_steered else PROXY,
         )
         if outcome is not None:
             line.output_length = outcome.reported.output_tokens or 0
             line.cached_length = outcome.reported.cached_tokens
-            seconds = outcome.ttft_seconds
+            seconds = outcome.ttft_seconds if outcome.is_streamed else None
             line.ttft_ms = None if seconds is None else round(seconds * 1000)
         return line
 

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -53,10 +55,13 @@ def test_decided_keeps_a_bounded_number_of_requests_a_second() -> None:
     assert observations.history.series("a:1")["prompt_tokens"] == [4 * KEPT_AT_ONCE * 32]
 
 
-def test_sample_counts_the_tokens_sent_to_each_worker() -> None:
+def test_sample_counts_the_tokens_steered_to_each_worker_by_what_it_holds() -> None:
     observations = Observations(Clock())
-    begin(observations, decided(HELD))
-    begin(observations, decided(HELD))
+    one = decided(HELD)
+    begin(observations, one)
+    begin(observations, one)
+    begin(observations, replace(one, is_steered=False))
+    begin(observations, replace(one, basis=replace(one.basis, policy="round_robin")))
     for at in (5.0, 10.0):
         observations.sample(at, {"a:1": (1, 7)})
     series = observations.history.series("a:1")
@@ -113,7 +118,12 @@ def test_sample_counts_the_tokens_that_engines_reported_as_cached(
 ) -> None:
     observations = Observations(Clock())
     outcome = Outcome("m", "a:1", False, 200, 0.1, known, 16, usage, is_comparable=True)
-    for one in (outcome, outcome._replace(worker=""), outcome._replace(is_steered=False), None):
+    of_others: list[dict[str, Any]] = [
+        {"worker": ""},
+        {"is_steered": False},
+        {"is_cache_aware": False},
+    ]
+    for one in (outcome, *(outcome._replace(**changes) for changes in of_others), None):
         observations.note_end(decided(HELD), one, is_booked=True, is_sent=True)
     observations.sample(5.0, {"a:1": (0, 0)})
     series = observations.history.series("a:1")

@@ -52,6 +52,26 @@ def test_text_leaves_the_column_of_a_missing_side_empty() -> None:
     assert page.count("<svg") == 3
 
 
+def test_cache_unaware_requests_have_a_column_a_bar_and_a_key_of_their_own() -> None:
+    report = Report(BEGIN)
+    for cached, changes in (
+        (500, {}),
+        (400, {"is_steered": False}),
+        (300, {"is_cache_aware": False}),
+    ):
+        report.feed(over(cached, **changes), 0.0, BEGIN)
+    shown = found(report, BEGIN)
+    lines = as_text(shown).splitlines()
+    heads = next(one for one in lines if "not steered  " in one)
+    assert heads.split("  ")[-1].strip() == "difference to not steered"
+    share = next(one for one in lines if one.startswith("cached share"))
+    assert re.findall(r"(\d+) % \(no", share) == ["50", "40", "30"]
+    page = as_html(shown)
+    assert "those of a cache-unaware policy" in page
+    assert page.count('<rect class="cache_unaware"') == 1
+    assert "cache-unaware" not in as_html(an_hour())
+
+
 class Tags(HTMLParser):
     """Fails if a tag is closed that is not the last one opened."""
 

@@ -21,6 +21,7 @@ from extproc.config.schema import (
     Kubernetes,
     MetricsSettings,
     Model,
+    Policy,
     Tls,
     WorkerEvents,
     WorkerSettings,
@@ -448,6 +449,15 @@ def test_envoy_addresses_must_not_clash_with_the_router_on_one_host() -> None:
 )
 def test_faults_of_several_routers_are_reported(routers: Routers, said: list[str]) -> None:
     assert of_listeners(envoy=Envoy(routers=routers)) == said
+
+
+def test_fallback_by_session_needs_a_header_that_names_one() -> None:
+    by = Envoy(fallback="ring_hash")
+    assert of_listeners(envoy=by) == []
+    assert of_listeners(envoy=by, policy=Policy(session_header=("x-chat",))) == []
+    for none in (None, "none"):
+        (said,) = of_listeners(envoy=by, policy=Policy(session_header=none))
+        assert said.startswith("envoy.fallback: ring_hash needs a header")
 
 
 def test_envoy_router_and_routers_exclude_each_other() -> None:

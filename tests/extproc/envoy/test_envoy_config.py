@@ -3,7 +3,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from extproc.config.schema import (
     WorkerSettings,
 )
 from extproc.config.sections import (
+    FALLBACKS,
     ROUTER_CHOICES,
     SESSION_HEADERS,
     Classes,
@@ -266,6 +268,25 @@ def test_fallback_policy_is_least_request() -> None:
     fallback = override(clusters(parsed(configuration()))["workers"])["fallback_policy"]
     (policy,) = fallback["policies"]
     assert policy["typed_extension_config"]["typed_config"]["@type"].endswith(".LeastRequest")
+
+
+def test_fallback_of_sessions_hashes_the_first_header_that_names_one() -> None:
+    by = Envoy(fallback="ring_hash")
+    tree = parsed(configuration(envoy=by))
+    (policy,) = override(clusters(tree)["workers"])["fallback_policy"]["policies"]
+    assert policy["typed_extension_config"]["typed_config"]["@type"].endswith(".RingHash")
+    (only,) = virtual_host(tree)["routes"]
+    named = [one["header"]["header_name"] for one in only["route"]["hash_policy"]]
+    assert tuple(named) == SESSION_HEADERS
+    assert all(one["terminal"] for one in only["route"]["hash_policy"])
+    mine = parsed(configuration(envoy=by, policy=Policy(session_header="X-Chat")))
+    (only,) = virtual_host(mine)["routes"]
+    assert only["route"]["hash_policy"] == [{"header": {"header_name": "x-chat"}, "terminal": True}]
+
+
+def test_routes_hash_nothing_where_the_fallback_does_not() -> None:
+    (only,) = virtual_host(parsed(configuration()))["routes"]
+    assert "hash_policy" not in only["route"]
 
 
 def test_processing_mode_buffers_request_bodies_and_ends_with_the_response() -> None:
@@ -531,6 +552,63 @@ async def test_dead_worker_fails_no_request_while_the_router_is_away(echo_port: 
                 return response.status
 
         assert await asyncio.gather(*(status() for _ in range(20))) == [200] * 20
+
+
+@asynccontextmanager
+async def named_workers(count: int) -> AsyncIterator[list[str]]:
+    """Workers that answer with their own address."""
+    runners, found = [], []
+    for _ in range(count):
+        address = f"127.0.0.1:{free_port()}"
+
+        async def answer(_: web.Request, address: str = address) -> web.Response:
+            return web.Response(text=address)
+
+        app = web.Application()
+        app.router.add_route("*", "/", answer)
+        runners.append(web.AppRunner(app))
+        await runners[-1].setup()
+        await web.TCPSite(runners[-1], "127.0.0.1", int(address.rpartition(":")[2])).start()
+        found.append(address)
+    yield found
+    for runner in runners:
+        await runner.cleanup()
+
+
+async def answered_by(url: str, sessions: Iterable[str], header: str) -> dict[str, set[str]]:
+    """Which workers answered three requests of each session; each has to be answered."""
+    found: dict[str, set[str]] = {}
+    async with aiohttp.ClientSession() as client:
+        for session in [*sessions] * 3:
+            async with client.post(url, data=b"{}", headers={header: session}) as response:
+                assert response.status == 200
+                found.setdefault(session, set()).add(await response.text())
+    return found
+
+
+SESSIONS = [f"session {number}" for number in range(24)]
+
+
+@pytest.mark.parametrize("header", SESSION_HEADERS)
+async def test_session_keeps_its_worker_while_the_router_is_away(header: str) -> None:
+    async with named_workers(3) as workers:
+        config, url, admin = on_loopback(configuration(*workers))
+        config = replace(config, envoy=replace(config.envoy, fallback="ring_hash"))
+        async with running_envoy(render(config), admin):
+            found = await answered_by(url, SESSIONS, header)
+    assert {len(one) for one in found.values()} == {1}
+    assert {one for each in found.values() for one in each} == set(workers)
+
+
+@pytest.mark.parametrize("fallback", FALLBACKS)
+async def test_session_of_a_dead_worker_goes_elsewhere_and_none_fails(fallback: str) -> None:
+    async with named_workers(2) as alive:
+        dead = f"127.0.0.1:{free_port()}"
+        config, url, admin = on_loopback(configuration(*alive, dead))
+        config = replace(config, envoy=replace(config.envoy, fallback=fallback))
+        async with running_envoy(render(config), admin):
+            found = await answered_by(url, SESSIONS, "x-session-id")
+    assert {one for each in found.values() for one in each} == set(alive)
 
 
 async def test_envoy_that_does_not_start_shows_its_log() -> None:

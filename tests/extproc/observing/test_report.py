@@ -14,14 +14,17 @@ from extproc.base.errors import ReportError
 from extproc.observing.outcomes import Outcome
 from extproc.observing.report import (
     BUCKETS,
+    CACHE_UNAWARE,
     DAYS,
     HOURS,
     MAX_BYTES,
     MAX_CLASSES,
     MAX_WORKERS,
     MINUTES,
+    OTHERS,
     RESOLUTION,
     SPANS,
+    STEERED,
     ClassSide,
     Period,
     Report,
@@ -46,6 +49,7 @@ outcomes = st.builds(
     ttft_seconds=st.none() | st.floats(0.0, 1e5),
     predicted_tokens=st.integers(0, 2_000),
     is_steered=st.booleans(),
+    is_cache_aware=st.booleans(),
     is_comparable=st.booleans(),
     of_class=st.sampled_from(["", "people", "batch"]),
 )
@@ -100,7 +104,7 @@ def test_request_is_in_one_minute_one_hour_and_one_day(
     kept = contents(fed(requests), NOW).values()
     for span in (HOURS, DAYS):
         found = [one for one in kept if SPANS[one.span] == span]
-        count = sum(one.steered.requests + one.others.requests for one in found)
+        count = sum(one.sides().requests for one in found)
         assert count == len(requests)
     seen = sum(one.seen_seconds for one in kept if SPANS[one.span] == DAYS)
     assert seen == pytest.approx(NOW - BEGIN)
@@ -250,7 +254,7 @@ def sound() -> list[object]:
         b"",
         b"nothing",
         b"[1]",
-        b"[4,[]]",
+        b"[5,[]]",
         b'[3,[[0,1,0.0,[],[],{"1":[0,[0,0,0,0,1]]}]]]',
         b"[1,[[0,1,0.0,[1]]]",
         b"[1,[[0,1,0.0,[1,0,0,0,2]]]]",
@@ -283,7 +287,7 @@ def test_read_accepts_a_report_of_the_first_version(requests: list[tuple[float, 
             side.insert(9, [7] * 60)
         del period[5:]
     for one in periods:
-        one.classes = {}
+        one.classes, one.cache_unaware = {}, Side()
     assert read(msgspec.json.encode([1, found])) == periods
 
 
@@ -292,6 +296,23 @@ def test_read_returns_a_report_or_refuses_for_any_bytes(text: bytes) -> None:
     for one in (text, b"[1,[[0,1," + text + b"]]]", b"[2,[[0,1," + text + b"]]]"):
         with contextlib.suppress(ReportError):
             Report(BEGIN).merge(read(one), BEGIN)
+
+
+def test_report_of_version_3_is_read_without_cache_unaware_requests() -> None:
+    (period,) = read(b"[3,[[0,1,60.0,[2],[1],{}]]]")
+    assert [side.requests for side in period.sides()] == [2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("is_steered", "is_cache_aware", "side"),
+    [(True, True, STEERED), (True, False, CACHE_UNAWARE), (False, True, OTHERS)],
+)
+def test_request_counts_on_the_side_of_who_placed_it_and_by_what(
+    side: int, *, is_steered: bool, is_cache_aware: bool
+) -> None:
+    report = fed([(0.0, over(is_steered=is_steered, is_cache_aware=is_cache_aware))])
+    (period,) = report.window(60, BEGIN).periods
+    assert [one.requests for one in period.sides()] == [int(at == side) for at in range(3)]
 
 
 def test_largest_report_fits_its_file() -> None:
@@ -305,5 +326,5 @@ def test_largest_report_fits_its_file() -> None:
     count = sum(span.max_periods + 1 for span in SPANS)
     of_class = ClassSide(2**40, msgspec.structs.replace(side, workers={}))
     classes = {2**32 - 1 - one: of_class for one in range(MAX_CLASSES)}
-    text = msgspec.json.encode(Period(0, 2**31, 86_399.123456789, side, side, classes))
+    text = msgspec.json.encode(Period(0, 2**31, 86_399.123456789, side, side, classes, side))
     assert count * len(text) < MAX_BYTES

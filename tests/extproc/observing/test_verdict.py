@@ -50,6 +50,35 @@ def test_headline_compares_both_sides() -> None:
     assert window["warnings"] == []
 
 
+def unaware(count: int, cached: int) -> list[Outcome]:
+    return many(count, cached, is_cache_aware=False)
+
+
+def test_cache_unaware_requests_are_compared_where_the_proxy_chose_for_none() -> None:
+    window = window_of(many(400, 710), unaware(300, 220))
+    assert window["headline"] == (
+        "Steered requests found 71 % of their prompt tokens cached, those of a cache-unaware policy"
+        " 22 % (difference 49 points, 95 % interval 48 to 50)."
+    )
+    assert window["compared_with"] == "cache_unaware"
+    assert (window["others"]["requests"], window["cache_unaware"]["requests"]) == (0, 300)
+    assert window_of(unaware(20, 220))["headline"].endswith(
+        "A cache-unaware policy placed all, so there is nothing to compare with."
+    )
+
+
+def test_cache_unaware_requests_are_named_beside_the_comparison_with_the_proxy() -> None:
+    window = window_of(many(400, 710), many(300, 700, is_steered=False), unaware(300, 220))
+    assert window["compared_with"] == "others"
+    assert window["headline"].endswith(
+        "interval 0 to 2). Requests of a cache-unaware policy found 22 %."
+    )
+    none = window_of(many(20, 700, is_steered=False), unaware(20, 220))["headline"]
+    assert none.endswith("No request was steered. Requests of a cache-unaware policy found 22 %.")
+    few = window_of(many(20, 700), many(20, 700, is_steered=False), unaware(20, 220))["headline"]
+    assert few.endswith(" found 22 %.")
+
+
 def test_headline_names_no_difference_and_the_time_until_it_narrows() -> None:
     report, now = Traffic(60, 200, shares=(0.5, 0.5)).report(Random(5))
     found = report_as_json(report, ReportQuery({"the last hour": 3_600}), now)

@@ -15,6 +15,7 @@ from extproc.__main__ import main
 from extproc.base.errors import ConfigError
 from extproc.config.reader import parse
 from extproc.config.schema import Config
+from extproc.config.sections import SESSION_HEADERS
 from kvtools.envoy.envoy_patch import LOG_FIELDS, Patch, PatchOptions, difference, patched
 
 ROOT = Path(__file__).parents[3]
@@ -192,6 +193,28 @@ def test_patch_makes_the_present_policy_the_fallback() -> None:
     found = tree(patch(changed((f"      {line}\n", ""))).text)
     (least,) = override(found)["fallback_policy"]["policies"]
     assert least["typed_extension_config"]["name"].endswith("least_request")
+
+
+def test_patch_hashes_sessions_in_the_fallback_where_the_configuration_asks_for_it() -> None:
+    line, more = "lb_policy: ROUND_ROBIN  # fair", "envoy: {fallback: ring_hash}\n"
+    found = tree(patch(more=more).text)
+    (ring,) = override(found)["fallback_policy"]["policies"]
+    assert ring["typed_extension_config"]["name"].endswith("ring_hash")
+    hashed = [one["route"].get("hash_policy") for one in routes(found)]
+    headers = [one["header"]["header_name"] for each in hashed for one in each or ()]
+    assert headers == list(SESSION_HEADERS)
+    mine = "hash_policy: [{connection_properties: {source_ip: true}}]"
+    at = "                            timeout: 0s\n"
+    kept = tree(patch(changed((at, f"{at}                            {mine}\n")), more=more).text)
+    assert str(kept).count("source_ip") == 1
+    assert "x-session-id" not in str(routes(kept))
+    theirs = "load_balancing_policy: {policies: [{typed_extension_config: {name: mine}}]}"
+    (note,) = patch(changed((line, theirs)), more=more).notes
+    assert note.endswith(
+        "keeps its own fallback, so envoy.fallback: ring_hash is not used; remove it"
+    )
+    (again,) = patch(patch().text, more=more).notes
+    assert again == note
 
 
 def test_patch_keeps_an_override_that_also_names_the_served_endpoint() -> None:

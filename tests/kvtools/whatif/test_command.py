@@ -68,13 +68,30 @@ def trace(tmp_path: Path) -> str:
     return written(tmp_path / "trace.jsonl", lines)
 
 
-def test_whatif_plays_each_policy_and_ends_with_the_workers_saved(trace: str) -> None:
+def test_whatif_plays_each_policy_and_says_why_it_spares_no_worker(trace: str) -> None:
     lines = said(trace, "--workers", "4", "--seeds", "1").splitlines()
     table = {line[:22].strip(): line for line in lines}
     ours = {"cost", "cache_aware", "prefix_cache", "least_request", "round_robin", "random"}
     assert {*ours, *ENVOY} <= set(table)
     assert "12000 prompt tokens a second (assumed)" in "\n".join(lines)
-    assert "fewer: cost" in lines[-1]
+    assert lines[-1].startswith("How many workers fewer would do is not said: no 100 recorded")
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(("slower", "says"), [(1.0, "keeps that of Envoy"), (2.0, "not said: the")])
+def test_whatif_spares_workers_where_recorded_times_agree_with_simulated_ones(
+    trace: str, tmp_path: Path, slower: float, says: str
+) -> None:
+    options = ("--workers", "4", "--policy", "cost", "--seeds", "1")
+    lines = [json.loads(line) for line in Path(trace).read_text().splitlines()]
+    twice = [one | {"timestamp": one["timestamp"] + at} for one in lines for at in (0, 60_000)]
+    ours = figures(written(tmp_path / "twice", twice), *options)["policies"]["cost"]
+    for at, one in enumerate(twice):
+        seconds = ours["p90" if at % 10 > 6 else "p50"]
+        one |= {"ttft_ms": 1_000 * slower * seconds, "placed_by": "cost"}
+    shown = said(written(tmp_path / "timed", twice), *options).splitlines()
+    assert says in shown[-1]
+    assert next(line for line in shown if line.startswith("as recorded")).endswith("requests")
 
 
 @pytest.mark.usefixtures("here")

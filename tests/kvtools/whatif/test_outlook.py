@@ -8,6 +8,7 @@ from kvtools.whatif.outlook import (
     MeasuredResults,
     Saving,
     as_json,
+    doubt_of,
     least_workers,
     p90_of,
     svg,
@@ -25,15 +26,47 @@ def test_table_has_means_over_the_seeds() -> None:
     assert as_json({"cost": [ONE]})["cost"]["p99"] == 0.4
 
 
+MEASURED = MeasuredResults(300, 300, 0.25, 0.1, 0.3, 0.3)
+
+
+def test_table_ends_with_what_was_measured_by_who_placed_it_under_names_of_its_own() -> None:
+    nothing = MeasuredResults(3, 0, None, None, None, None)
+    lines = table({"cost": [ONE]}, {"cost": MEASURED, "proxy": nothing, "": nothing}).splitlines()
+    heads = [line.split()[:2] for line in (lines[0], lines[3])]
+    assert heads == [["simulated", "hit"], ["as", "recorded"]]
+    assert "cached share" in lines[3]
+    assert lines[4].split() == ["cost", "25.0%", "0.100", "0.300", "0.300", "300"]
+    assert lines[5].split() == ["Envoy's", "own", "choice", "-", "-", "-", "-", "3"]
+    assert lines[6].startswith("placed as not known")
+
+
+ENVOY = ("Envoy least_request", "Envoy round_robin")
+FAR = MEASURED._replace(p90=0.5)
+
+
 @pytest.mark.parametrize(
-    ("measured", "sentence"),
+    ("measured", "doubt"),
     [
-        (MeasuredResults(3, 0.25, 0.1, 0.2, 0.3), "as recorded 25.0% 0.100 0.200 0.300 -"),
-        (MeasuredResults(3, None, None, None, None), "as recorded - - - - -"),
+        ({}, "no 100 recorded requests"),
+        ({"cost": MEASURED._replace(timed=99)}, "no 100 recorded requests"),
+        ({"": MEASURED}, "no 100 recorded requests"),
+        ({"random": MEASURED}, "no 100 recorded requests"),
+        ({"cost": MEASURED}, ""),
+        ({"cost": MEASURED._replace(p50=0.15, p90=0.2)}, ""),
+        ({"cost": MEASURED._replace(p50=0.16)}, "the recorded times of cost differ"),
+        ({"cost": FAR}, "the recorded times of cost differ"),
+        ({"cost": MEASURED, "proxy": FAR}, ""),
+        ({"cost": FAR, "proxy": FAR}, "the recorded times of cost differ"),
+        ({"proxy": MEASURED._replace(p50=9.0)}, "the recorded times of Envoy's own choice differ"),
     ],
 )
-def test_table_ends_with_the_measured_figures(measured: MeasuredResults, sentence: str) -> None:
-    assert " ".join(table({"cost": [ONE]}, measured).splitlines()[-1].split()) == sentence
+def test_simulated_times_are_doubted_unless_recorded_ones_are_near(
+    measured: dict[str, MeasuredResults], doubt: str
+) -> None:
+    played = {"cost": [ONE], ENVOY[0]: [ONE], ENVOY[1]: [OTHER]}
+    found = doubt_of(played, measured, ENVOY)
+    assert found.startswith(doubt)
+    assert bool(found) == bool(doubt)
 
 
 @pytest.mark.parametrize("needed", range(1, 12))
@@ -54,11 +87,11 @@ def test_least_workers_are_found_by_few_runs(needed: int) -> None:
     [
         (
             5,
-            "3 workers fewer: cost with 5 keeps the TTFT p90 of Envoy least_request with 8",
+            "alone: cost with 5 keeps that of Envoy least_request with 8 (1.5 s)",
         ),
-        (7, "1 worker fewer: cost with 7 keeps"),
-        (8, "No worker fewer: cost needs all 8 for"),
-        (None, "No worker fewer: cost with 8 workers misses"),
+        (7, "1 worker fewer, by the p90 of the time to the first token alone: cost with 7 keeps"),
+        (8, "No worker fewer, by the p90 of the time to the first token alone: cost needs all 8"),
+        (None, "the first token alone: cost with 8 workers misses"),
     ],
 )
 def test_last_sentence_names_the_workers_saved(least: int | None, words: str) -> None:

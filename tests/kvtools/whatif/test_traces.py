@@ -9,6 +9,7 @@ from kvstate.overlap import Tokens
 from kvtools.whatif.engines import Request
 from kvtools.whatif.outlook import measured_of
 from kvtools.whatif.traces import (
+    PROXY,
     RecordedRequest,
     Replay,
     Trace,
@@ -192,10 +193,13 @@ def test_lines_and_traces_are_bounded() -> None:
 def test_measured_of_needs_figures_in_most_lines() -> None:
     bare = {"time": 0, "prompt_tokens": 10}
     known = {**bare, "cached_length": 5, "ttft_ms": 500}
-    assert measured_of(read(bare, bare, known)) is None
-    assert measured_of(read(known, known)) == (2, 0.5, 0.5, 0.5, 0.5)
-    assert measured_of(read({**bare, "cached_length": 5})) == (1, 0.5, None, None, None)
-    assert measured_of(read({**bare, "ttft_ms": 500})) == (1, None, 0.5, 0.5, 0.5)
+    assert measured_of(read(bare, bare, known)) == {}
+    assert measured_of(read(known, known)) == {"": (2, 2, 0.5, 0.5, 0.5, 0.5)}
+    cached = read({**bare, "cached_length": 5})
+    assert measured_of(cached) == {"": (1, 0, 0.5, None, None, None)}
+    assert measured_of(read({**bare, "ttft_ms": 500})) == {"": (1, 1, None, 0.5, 0.5, 0.5)}
+    ours = {**known, "placed_by": "cost"}
+    assert list(measured_of(read(ours, {**known, "placed_by": PROXY}))) == ["cost", PROXY]
 
 
 @pytest.mark.parametrize(

@@ -179,13 +179,13 @@ async def test_whatif_on_a_recording_predicts_what_happens(tmp_path: Path) -> No
         options = [f"--config={system.config_file}", f"--speed={SPEED}", "--decode=1000"]
         foretold = whatif(str(path), f"--workers={WORKERS}", "--seeds=8", *options)
     share, p90 = talks.cached_tokens / talks.tokens, sorted(talks.taken)[int(0.9 * 72)]
-    ours, measured = foretold["policies"]["cost"], foretold["recorded"]
+    ours, measured = foretold["policies"]["cost"], foretold["recorded"]["cost"]
     print(f"cached {share:.4f}, p90 {p90:.3f} s, {ours}, {measured}")  # shown if the test fails
     assert share > 0.5
     assert ours["hit_rate"] == pytest.approx(share, abs=0.03)
     assert ours["p90"] == pytest.approx(p90, rel=0.15)
-    assert measured["hit_rate"] == pytest.approx(share, abs=0.001)
-    assert measured["p90"] == pytest.approx(p90, rel=0.1)
+    assert measured["cached_share"] == pytest.approx(share, abs=0.001)
+    assert measured["p90"] is None  # answers that are not streamed have no time to a first token
 
 
 def whatif(*arguments: str) -> dict[str, Any]:

@@ -161,14 +161,17 @@ def test_recorder_writes_a_line_in_mooncake_format(
 ) -> None:
     path = tmp_path / "trace.jsonl"
     recorder = started(path)
-    record(recorder, *range(10), told=outcome(cached_tokens=4, output_tokens=7))
+    streamed = outcome(cached_tokens=4, output_tokens=7)._replace(is_streamed=True)
+    record(recorder, *range(10), told=streamed)
     record(recorder, *range(10))
     recorder.close()
     first, second = lines(path)
+    assert first["placed_by"] == second["placed_by"] == "cost"
     assert first["hash_ids"] == hash_ids(SECRET, prompt(*range(10)), 4) == second["hash_ids"]
     assert (first["input_length"], first["output_length"], first["block_size"]) == (10, 7, 4)
     assert (first["cached_length"], first["ttft_ms"]) == (4, 250)
     assert (second["output_length"], "cached_length" in second) == (0, False)
+    assert "ttft_ms" not in second  # its first byte came with its last token
     assert 0 <= first["timestamp"] < 60_000
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert recorder.recorded == 2
