@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from measure import CannotRunError
-from routing_closed_cells import AGENT_LOOPS, LOOPS, QUICK_AGENT_LOOPS, QUICK_LOOPS, Loop, agents
+from routing_closed_cells import AGENT_LOOPS, LOOPS, QUICK_LOOPS, Loop, agents
 from routing_closed_compare import CARRIED_HEAD, CONTESTANTS, carried_summary, rows, summary
 from routing_closed_runs import Job, Runs
 from routing_closed_tables import tables
@@ -40,7 +40,7 @@ SMOKE_LOOPS = (agents(8, 120.0, 40.0),)
 
 def main() -> None:
     """Plays every cell with every contestant."""
-    quick = "five short cells, with two seeds; within two minutes on two idle cores"
+    quick = "three short cells, with two seeds; within two minutes on two idle cores"
     parser = arguments(__doc__, quick)
     parser.add_argument(
         "--only", nargs="+", metavar="CELL", help="these cells; a name, or a part of some"
@@ -76,7 +76,7 @@ def _compare(one: Run) -> None:
             one.add(rows(loop, found))
     if wanted.markdown:
         wanted.markdown.write_text(tables([(loop, results[loop.name]) for loop in loops]) + "\n")
-    carried = [loop for loop in loops if loop in AGENT_LOOPS or loop in QUICK_AGENT_LOOPS]
+    carried = [loop for loop in loops if loop in (*AGENT_LOOPS, *QUICK_LOOPS)]
     if len(carried) > 1:
         print(f"\n{CARRIED_HEAD}")
         print(carried_summary([(loop, results[loop.name]) for loop in carried]))

@@ -120,6 +120,9 @@ def _maglev(addresses: Sequence[str], entries: int) -> bytes | Sequence[int]:
 class BoundedLoads:
     """Passes over endpoints with more than their share of the requests under way.
 
+    Envoy also counts requests under way at endpoints that have left or are not healthy; they are
+    left out here.
+
     table: where the session belongs. factor: `hash_balance_factor`, in percent of the mean.
     """
 

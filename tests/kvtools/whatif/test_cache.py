@@ -108,3 +108,19 @@ def test_cache_holds_and_evicts_what_one_does_that_counts(
             plain.fill(request.answer_blocks)
             plain.release([*request.blocks, *request.answer_blocks])
         assert changes == plain.changes
+
+
+def test_blocks_that_another_request_uses_are_not_evicted() -> None:
+    removed: list[int] = []
+    cache = Cache(7, lambda _, gone: removed.extend(gone))
+    requests = [
+        Request(0.0, [1, 2], 256, 1, [3]),
+        Request(0.0, [1, 5], 256, 1, [6]),
+        Request(0.0, [7], 128, 1),
+    ]
+    for one in requests:
+        assert cache.take(one, cache.overlap(one.blocks))
+        cache.fill(one)
+    cache.finish(requests[0])
+    assert cache.take(Request(0.0, [8, 9, 10], 384, 1), 0)
+    assert removed == [3, 2]
