@@ -212,7 +212,7 @@ class Ledger:
             block_size=self.fleet.block_size,
             roster=Roster(workers),
             homes=self.homes,
-            holdings=self.fleet.holdings,
+            records=[self.fleet.holdings(worker.name) for worker in workers],
             columns=self.loads.columns,
         )
 

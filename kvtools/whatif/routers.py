@@ -583,7 +583,7 @@ class _Router:
             sample=sample_size(self._contestant.rules, is_alone=not self._loads.routers),
             roster=self._roster,
             homes=self._homes,
-            holdings=self._holdings.__getitem__,
+            records=list(self._holdings.values()),
         )
         query, transfers = Query("m", [prompt]), self._contestant.transfers
         terms = self._terms(request, query, snapshot, now)

@@ -29,7 +29,7 @@ HOME_SECONDS = 86_400.0
 
 # So many conversations are taken to have begun and returned before any did, and after so many that
 # begun, half of all are forgotten.
-TAKEN_TO_RETURN, MOST_BEGUN = 64.0, 512.0
+TAKEN_TO_RETURN, MOST_BEGUN = 128.0, 512.0
 
 # Most ends of prompts that are known behind one mark, the latest.
 ENDS_OF_MARK = 16
@@ -149,15 +149,10 @@ class Homes:
         """
         known, count = self._lengths, len(tokens)
         keys = unpacked(marks.keys)
-        found = known.keys() & keys
-        if not found:
-            return
-        for place in range(len(keys) - 1, -1, -1):
-            mark = keys[place]
-            if mark in found:
-                for length in reversed(known[mark]):
-                    if length <= count:
-                        yield end_key(mark, self._part(tokens, LENGTHS[place], length))
+        for place in sorted(map(keys.index, known.keys() & keys), reverse=True):
+            for length in reversed(known[keys[place]]):
+                if length <= count:
+                    yield end_key(keys[place], self._part(tokens, LENGTHS[place], length))
 
     def context(self, key: int) -> Context:
         """Returns what the conversation holds whose request has this key."""

@@ -11,10 +11,8 @@ that live on a worker count, so that a prefix that all of them share, which each
 once, does not gather them on the first worker that holds it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import compress
-
-import msgspec
 
 from extproc.routing.claims.claim_table import Holdings
 from extproc.routing.claims.homes import HOME_TOKENS
@@ -30,50 +28,14 @@ CONVERSATION_TOKENS = 1_024.0
 CONVERSATIONS = "conversations"
 
 
-class Occupancy(msgspec.Struct, frozen=True, gc=False):
-    """How full of live contexts a worker's cache is.
-
-    conversations: how many live there. tokens: of their contexts, a shared prefix once. In both,
-    one that had only one request counts as much as it is likely to return. capacity: the size of
-    the cache in tokens, None if it is not known.
-    """
-
-    conversations: float
-    tokens: float
-    capacity: int | None = None
-
-    @property
-    def share(self) -> float:
-        """The share of the cache that is full of them, at most 1; 0 if its size is not known."""
-        return min(1.0, self.tokens / self.capacity) if self.capacity else 0.0
-
-
-def occupancy_of(holdings: Holdings, returning: float, now: float) -> Occupancy:
-    """Returns how full a worker's cache is.
-
-    returning: the share of the conversations that return after their first request.
-    """
-    live = holdings.contexts
-    if now >= live.expires_at:
-        live.expire(now)
-    return Occupancy(
-        live.returned + returning * live.once,
-        live.own_returned + returning * live.own_once + live.shared,
-        holdings.capacity_tokens,
-    )
-
-
-def evicted(occupied: float, added: float, capacity: int | None) -> float:
+def evicted(occupied: float, added: float, capacity: int) -> float:
     """Returns how many live tokens added ones are expected to evict from a cache.
 
-    occupied: the live tokens that are there. capacity: the size of the cache in tokens, None if it
-    is not known, when nothing is expected.
+    occupied: the live tokens that are there. capacity: the size of the cache in tokens.
 
     A cache is never filled evenly, so an added token evicts a live one with the square of the share
     that is occupied as the chance, and certainly once all of it is. This is the integral of that.
     """
-    if not capacity:
-        return 0.0
     before, after = occupied / capacity, (occupied + added) / capacity
     below = before**3 / 3 if before < 1.0 else before - 2 / 3
     above = after**3 / 3 if after < 1.0 else after - 2 / 3
@@ -94,18 +56,19 @@ def is_concerned(belonging: Belonging, survey: Survey) -> bool:
 class Room:
     """The term of a request that `is_concerned`.
 
-    holdings: returns the record of what was sent to a worker, by its name. returning: the share of
-    the conversations that return after their first request. ejected: failing endpoints.
+    records: what was sent to each worker, in the order of the snapshot. returning: the share of the
+    conversations that return after their first request; those that had one count as much. ejected:
+    failing endpoints.
     """
 
     def __init__(
         self,
-        holdings: Callable[[str], Holdings],
+        records: Sequence[Holdings],
         returning: float,
         ejected: Mapping[str, str],
         now: float,
     ) -> None:
-        self._holdings = holdings
+        self._records = records
         self._returning = returning
         self._ejected = ejected
         self._now = now
@@ -113,10 +76,16 @@ class Room:
     def charge(self, survey: Survey, savings: Savings) -> Charge | None:
         """Returns by how much more than the best one each worker costs."""
         belonging, slow = savings.belonging, [one.slowness for one in survey.loads]
-        there = self._there(survey, belonging)
-        costs = self._new(survey, there, slow, savings)
+        there = [self._records[place] for place in survey.places]
+        live, occupied = self._occupancy(there, survey, belonging)
+        costs = _new(survey, there, occupied, slow, savings)
         if belonging.begins:
-            self._add_work_to_come(costs, survey, there, slow, savings)
+            full = [
+                min(1.0, tokens / one.capacity_tokens) if one.capacity_tokens else 0.0
+                for tokens, one in zip(occupied, there, strict=True)
+            ]
+            work = [count * slower for count, slower in zip(live, slow, strict=True)]
+            self._add_work_to_come(costs, survey, work, full, savings)
         elif not belonging.credit:
             costs = [
                 cost if worker.name == belonging.home else cost + HOME_TOKENS * slower
@@ -128,44 +97,39 @@ class Room:
         affinity = survey.affinity
         return Charge(CONVERSATIONS, [affinity * (each - least) for each in costs])
 
-    def _there(self, survey: Survey, belonging: Belonging) -> list[Occupancy]:
-        """Returns how full each worker's cache is without the request's own conversation."""
-        there, holdings = [], self._holdings
-        for worker in survey.workers:
-            found = occupancy_of(holdings(worker.name), self._returning, self._now)
-            if worker.name == belonging.home:
-                others = max(0.0, found.conversations - 1)
-                tokens = max(0.0, found.tokens - belonging.before.own)
-                found = Occupancy(others, tokens, found.capacity)
-            there.append(found)
-        return there
+    def _occupancy(
+        self, there: Sequence[Holdings], survey: Survey, belonging: Belonging
+    ) -> tuple[list[float], list[float]]:
+        """Returns how many conversations live on each worker, and the tokens of their contexts.
 
-    def _new(
-        self,
-        survey: Survey,
-        there: Sequence[Occupancy],
-        slow: Sequence[float],
-        savings: Savings,
-    ) -> list[float]:
-        """Returns what the request's new tokens are expected to evict on each worker."""
-        saved, weighed = savings.saved, savings.weighed_tokens
-        shared = savings.belonging.turn.context.shared
-        costs = []
-        for worker, one, slower in zip(survey.workers, there, slow, strict=True):
-            held = min(saved.get(worker.name, 0.0), weighed)
-            occupied = one.tokens + max(0.0, held - shared)
-            costs.append(slower * evicted(occupied, weighed - held, one.capacity))
-        return costs
+        The request's own is left out.
+        """
+        counts, tokens, returning, now = [], [], self._returning, self._now
+        for one in there:
+            live = one.contexts
+            if now >= live.expires_at:
+                live.expire(now)
+            counts.append(live.returned + returning * live.once)
+            tokens.append(live.own_returned + returning * live.own_once + live.shared)
+        if belonging.home:
+            for at, worker in enumerate(survey.workers):
+                if worker.name == belonging.home:
+                    counts[at] = max(0.0, counts[at] - 1)
+                    tokens[at] = max(0.0, tokens[at] - belonging.before.own)
+        return counts, tokens
 
     def _add_work_to_come(
         self,
         costs: list[float],
         survey: Survey,
-        there: Sequence[Occupancy],
-        slow: Sequence[float],
+        work: Sequence[float],
+        full: Sequence[float],
         savings: Savings,
     ) -> None:
         """Adds by how many tokens a conversation that begins avoids each worker.
+
+        work: the conversations that live on each, times its slowness. full: the share of its cache
+        that their contexts fill.
 
         Each conversation that a worker has beyond the sound one with the least to do counts half of
         what the request could save anywhere, and a little more. So a shared prefix is worth one of
@@ -173,14 +137,36 @@ class Room:
         likely to return, and as there is room: evictions that must be are better gathered than
         spread.
         """
-        live = [one.conversations * slower for one, slower in zip(there, slow, strict=True)]
-        able, full = live, [one.share for one in there]
+        able = work
         if self._ejected:
             sound = [worker.endpoint not in self._ejected for worker in survey.workers]
-            able, full = list(compress(live, sound)) or live, list(compress(full, sound)) or full
+            able, full = list(compress(work, sound)) or work, list(compress(full, sound)) or full
         least = min(able)
         each = CONVERSATION_TOKENS + max(savings.saved.values(), default=0.0) / 2
         each *= self._returning * (1.0 - min(full) ** 2)
-        for at, one in enumerate(live):
+        for at, one in enumerate(work):
             if one > least:
                 costs[at] += each * (one - least)
+
+
+def _new(
+    survey: Survey,
+    there: Sequence[Holdings],
+    occupied: Sequence[float],
+    slow: Sequence[float],
+    savings: Savings,
+) -> list[float]:
+    """Returns what the request's new tokens are expected to evict on each worker.
+
+    occupied: the tokens of the contexts that live on each.
+    """
+    saved, weighed = savings.saved, savings.weighed_tokens
+    shared, costs = savings.belonging.turn.context.shared, []
+    for worker, one, tokens, slower in zip(survey.workers, there, occupied, slow, strict=True):
+        cost, capacity = 0.0, one.capacity_tokens
+        if capacity:
+            held = min(saved.get(worker.name, 0.0), weighed)
+            own = held - shared if held > shared else 0.0
+            cost = slower * evicted(tokens + own, weighed - held, capacity)
+        costs.append(cost)
+    return costs

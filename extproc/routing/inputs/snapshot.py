@@ -60,8 +60,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     roster: Roster | None = None
     # The workers of conversations.
     homes: Homes | None = None
-    # Returns the record of what was sent to a worker, by its name; needed with homes.
-    holdings: Callable[[str], Holdings] = Holdings
+    # The record of what was sent to each worker, in their order; needed with homes.
+    records: Sequence[Holdings] = ()
     # Returns the loads of several workers at a time; None to ask `load` for each.
     columns: Callable[[Sequence[Candidate], float], LoadColumns] | None = None
     # Whether two workers may share the request: it is steered, and its body can say so.

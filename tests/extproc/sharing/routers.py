@@ -9,7 +9,6 @@ from extproc.media.identities import Identities
 from extproc.routing.claims.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.claims.homes import Homes, Turn
 from extproc.routing.claims.marks import Marks
-from extproc.routing.cost.room import occupancy_of
 from extproc.routing.load.endpoint_load import EndpointLoad
 from extproc.routing.load.loads import Load, Loads
 from extproc.sharing.home_reports import known_homes
@@ -119,7 +118,9 @@ class Router:
 
     def live(self, worker: str, now: float) -> float:
         """How many conversations count at a worker."""
-        return occupancy_of(self.holdings[worker], 1.0, now).conversations
+        contexts = self.holdings[worker].contexts
+        contexts.expire(now)
+        return contexts.once + contexts.returned
 
 
 def tell_all(routers: Sequence[Router], now: float) -> None:

@@ -6,7 +6,6 @@ from extproc.routing.claims.claim_table import Holdings
 from extproc.routing.claims.ends import end_of_text, ends_in_text
 from extproc.routing.claims.homes import HOME_SECONDS, Homes, Turn
 from extproc.routing.claims.marks import NO_MARKS, marks_of_outline, unpacked
-from extproc.routing.cost.room import occupancy_of
 
 
 def test_home_is_the_worker_of_the_last_request() -> None:
@@ -79,7 +78,8 @@ def test_short_conversation_has_no_end() -> None:
 
 def live(worker: Holdings, now: float) -> float:
     """How many conversations count at a worker."""
-    return occupancy_of(worker, 1.0, now).conversations
+    worker.contexts.expire(now)
+    return worker.contexts.once + worker.contexts.returned
 
 
 def test_conversation_counts_only_at_the_worker_of_its_last_request() -> None:

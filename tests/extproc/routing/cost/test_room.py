@@ -11,7 +11,7 @@ from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.claims.claim_table import ClaimTable, Holdings
 from extproc.routing.claims.homes import Homes
-from extproc.routing.cost.room import CONVERSATIONS, Occupancy, evicted, occupancy_of
+from extproc.routing.cost.room import CONVERSATIONS, evicted
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
 from extproc.routing.inputs.query import Query
@@ -34,8 +34,11 @@ class Fleet:
             each.capacity_tokens = capacity
         self.sent: dict[str, list[Sequence[int]]] = {one.name: [] for one in WORKERS}
 
-    def occupancy(self, name: str) -> Occupancy:
-        return occupancy_of(self.holdings[name], 1.0, self.now)
+    def live(self, name: str) -> tuple[float, float]:
+        """How many conversations live on a worker, and the tokens of their contexts."""
+        one = self.holdings[name].contexts
+        one.expire(self.now)
+        return one.once + one.returned, one.own_once + one.own_returned + one.shared
 
     def decide(self, tokens: Sequence[int], **known: object) -> Decision:
         held = {
@@ -45,7 +48,7 @@ class Fleet:
         }
         here = Snapshot(
             WORKERS, [held], lambda _, __: Load(), "cost", 0,
-            claims=self.claims, homes=self.homes, holdings=self.holdings.__getitem__,
+            claims=self.claims, homes=self.homes, records=list(self.holdings.values()),
         )  # fmt: skip
         query = Query("m", [Prompt("m", array("I", tokens))])
         return decide(PLAIN_REQUEST, query, replace(here, **known), self.now, Random(0))
@@ -84,7 +87,6 @@ def test_evicted_tokens_grow_with_what_is_there_and_are_at_most_those_added(
     found = evicted(occupied, more, capacity)
     assert 0.0 <= found <= more * (1 + 1e-9) + 1e-6
     assert evicted(occupied + 10, more, capacity) >= found - 1e-6
-    assert evicted(occupied, more, None) == 0.0
     if occupied >= capacity:
         assert found == pytest.approx(more)
 
@@ -161,6 +163,6 @@ def test_occupancy_is_the_own_tokens_of_each_conversation_where_it_was_last(
         last[number] = worker, last.get(number, ("", 0))[1] + 500
     for name in "abc":
         own = sum(tokens for worker, tokens in last.values() if worker == name)
-        found = fleet.occupancy(name)
-        assert found.conversations == sum(worker == name for worker, _ in last.values())
-        assert own <= found.tokens <= own + 2 * len(SYSTEM)
+        count, tokens = fleet.live(name)
+        assert count == sum(worker == name for worker, _ in last.values())
+        assert own <= tokens <= own + 2 * len(SYSTEM)

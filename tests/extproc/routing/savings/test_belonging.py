@@ -15,7 +15,7 @@ from extproc.requests.tenant_salt import Tenant, name_apart
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.claims.claim_table import ClaimTable, Holdings
 from extproc.routing.claims.homes import HOME_TOKENS, Homes
-from extproc.routing.cost.room import CONVERSATIONS, occupancy_of
+from extproc.routing.cost.room import CONVERSATIONS
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
 from extproc.routing.explain import explanation, reason_sentence
@@ -54,7 +54,7 @@ class Fleet:
     ) -> Decision:
         here = Snapshot(
             WORKERS, [], lambda name, _: loads.get(name[0], Load()), "cost", 0,
-            claims=self.sent, homes=self.homes, holdings=self.holdings.__getitem__,
+            claims=self.sent, homes=self.homes, records=list(self.holdings.values()),
         )  # fmt: skip
         return decide(request, asked, msgspec.structs.replace(here, **known), 1.0, Random(0))
 
@@ -65,7 +65,7 @@ class Fleet:
         self.homes.turn(made.basis.belonging.turn, self.holdings[worker], 0.0)
 
     def live(self, worker: str) -> float:
-        return occupancy_of(self.holdings[worker], 1.0, 1.0).conversations
+        return self.holdings[worker].contexts.once + self.holdings[worker].contexts.returned
 
 
 @pytest.fixture
