@@ -229,6 +229,15 @@ static PyObject *columns_requests(CoreColumns *self, PyObject *Py_UNUSED(none)) 
     return requests;
 }
 
+static PyObject *columns_slowness(CoreColumns *self, PyObject *Py_UNUSED(none)) {
+    PyObject *slowness = PyList_New(self->count);
+    for (Py_ssize_t n = 0; slowness && n < self->count; n++) {
+        PyObject *each = PyFloat_FromDouble(self->rows[n].load.slowness);
+        if (!each || PyList_SetItem(slowness, n, each)) Py_CLEAR(slowness);
+    }
+    return slowness;
+}
+
 /* Returns what a worker costs: with what it saves of the prompt, if it does; NULL after an error. */
 static PyObject *cost_of(const Row *row, double cost, PyObject *worker, PyObject *saved,
                          double weight) {
@@ -264,10 +273,66 @@ static PyObject *columns_costs(CoreColumns *self, PyObject *const *given, Py_ssi
     return costs;
 }
 
+/* Returns how many live tokens added ones are expected to evict: an added token evicts one with the
+ * square of the share that is occupied as the chance, and certainly once all of the cache is. */
+static double evicted(double occupied, double added, double capacity) {
+    double before = occupied / capacity, after = (occupied + added) / capacity;
+    double below = before < 1.0 ? before * before * before / 3.0 : before - 2.0 / 3.0;
+    double above = after < 1.0 ? after * after * after / 3.0 : after - 2.0 / 3.0;
+    return capacity * (above - below);
+}
+
+/* Returns what a worker saves of a prompt; -1 after an error. */
+static double saved_by(PyObject *workers, Py_ssize_t at, PyObject *saved) {
+    PyObject *worker = PySequence_GetItem(workers, at);
+    PyObject *name = worker ? PyObject_GetAttr(worker, words[NAME]) : NULL;
+    PyObject *tokens = name ? PyDict_GetItemWithError(saved, name) : NULL;
+    double found = tokens ? PyFloat_AsDouble(tokens) : 0.0;
+    Py_XDECREF(name);
+    Py_XDECREF(worker);
+    return PyErr_Occurred() ? -1.0 : found;
+}
+
+/* Reads the number at a place of a list; returns false after an error. */
+static bool read_item(PyObject *list, Py_ssize_t at, double *number) {
+    PyObject *item = PyList_GetItem(list, at);
+    *number = item ? PyFloat_AsDouble(item) : -1.0;
+    return !PyErr_Occurred();
+}
+
+/* evicted(workers, saved, occupied, capacities, weighed, shared) */
+static PyObject *columns_evicted(CoreColumns *self, PyObject *const *given, Py_ssize_t were) {
+    double each[2];
+    if (!are_given(given, were, "odlloo") || !read_numbers(given + 4, each, 2)) return NULL;
+    PyObject *workers = given[0], *saved = given[1], *occupied = given[2], *capacities = given[3];
+    double weighed = each[0], shared = each[1];
+    if (PySequence_Size(workers) != self->count || PyList_Size(occupied) != self->count ||
+        PyList_Size(capacities) != self->count) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "other workers");
+        return NULL;
+    }
+    PyObject *costs = PyList_New(self->count);
+    for (Py_ssize_t n = 0; costs && n < self->count; n++) {
+        double live, capacity, held = saved_by(workers, n, saved), tokens = 0.0;
+        bool is_read = held >= 0.0 && read_item(occupied, n, &live) &&
+                       read_item(capacities, n, &capacity);
+        if (is_read && capacity > 0.0) {
+            held = held < weighed ? held : weighed;
+            live += held > shared ? held - shared : 0.0;
+            tokens = self->rows[n].load.slowness * evicted(live, weighed - held, capacity);
+        }
+        PyObject *cost = is_read ? PyFloat_FromDouble(tokens) : NULL;
+        if (!cost || PyList_SetItem(costs, n, cost)) Py_CLEAR(costs);
+    }
+    return costs;
+}
+
 static PyMethodDef columns_methods[] = {
     {"affinity", (PyCFunction)(void (*)(void))columns_affinity, METH_FASTCALL, NULL},
     {"costs", (PyCFunction)(void (*)(void))columns_costs, METH_FASTCALL, NULL},
+    {"evicted", (PyCFunction)(void (*)(void))columns_evicted, METH_FASTCALL, NULL},
     {"requests", (PyCFunction)columns_requests, METH_NOARGS, NULL},
+    {"slowness", (PyCFunction)columns_slowness, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -98,7 +98,8 @@ class Homes:
         """Notes that a conversation's request went to a worker, where the conversation counts."""
         follows, keys, end = turn.follows, turn.keys, turn.end
         before = self._homes.get(follows)
-        self._note_return(before, turn)
+        if keys:
+            self._note_return(before, turn)
         if before is not None and before.is_counted:
             _leave(before)
             self._homes[follows] = _Home(before.holdings, before.since, context=before.context)
@@ -114,6 +115,8 @@ class Homes:
 
     def _note_return(self, before: _Home | None, turn: Turn) -> None:
         """Counts a conversation that begins, or one that returns for the first time."""
+        if turn.keys[0] in self._homes:  # the same request again
+            return
         if before is None:
             self._begun += 1
             if self._begun > MOST_BEGUN:

@@ -2,7 +2,8 @@
 
 A token that a worker does not hold is computed there, and stored: once the live contexts fill the
 cache, it evicts one of theirs, which has to be computed again. So each token that would be new on a
-worker costs as many more as its cache is likely to be full of live contexts. This one price places
+worker costs as many more as it is likely to evict: a cache is never filled evenly, so the chance is
+the square of the share that is full of live contexts (`LoadColumns.evicted`). This one price places
 conversations that begin, and those that lost their cache, where there is room; and it is a part of
 the price of moving one that is held, whose whole context would be new elsewhere.
 
@@ -26,20 +27,6 @@ CONVERSATION_TOKENS = 1_024.0
 
 # The name of the term, as POST /explain shows it.
 CONVERSATIONS = "conversations"
-
-
-def evicted(occupied: float, added: float, capacity: int) -> float:
-    """Returns how many live tokens added ones are expected to evict from a cache.
-
-    occupied: the live tokens that are there. capacity: the size of the cache in tokens.
-
-    A cache is never filled evenly, so an added token evicts a live one with the square of the share
-    that is occupied as the chance, and certainly once all of it is. This is the integral of that.
-    """
-    before, after = occupied / capacity, (occupied + added) / capacity
-    below = before**3 / 3 if before < 1.0 else before - 2 / 3
-    above = after**3 / 3 if after < 1.0 else after - 2 / 3
-    return capacity * (above - below)
 
 
 def is_concerned(belonging: Belonging, survey: Survey) -> bool:
@@ -75,14 +62,18 @@ class Room:
 
     def charge(self, survey: Survey, savings: Savings) -> Charge | None:
         """Returns by how much more than the best one each worker costs."""
-        belonging, slow = savings.belonging, [one.slowness for one in survey.loads]
+        belonging, slow = savings.belonging, survey.loads.slowness()
         there = [self._records[place] for place in survey.places]
         live, occupied = self._occupancy(there, survey, belonging)
-        costs = _new(survey, there, occupied, slow, savings)
+        capacities = [float(one.capacity_tokens or 0) for one in there]
+        weighed, shared = savings.weighed_tokens, belonging.turn.context.shared
+        costs = survey.loads.evicted(
+            survey.workers, savings.saved, occupied, capacities, weighed, shared
+        )
         if belonging.begins:
             full = [
-                min(1.0, tokens / one.capacity_tokens) if one.capacity_tokens else 0.0
-                for tokens, one in zip(occupied, there, strict=True)
+                min(1.0, tokens / capacity) if capacity else 0.0
+                for tokens, capacity in zip(occupied, capacities, strict=True)
             ]
             work = [count * slower for count, slower in zip(live, slow, strict=True)]
             self._add_work_to_come(costs, survey, work, full, savings)
@@ -147,26 +138,3 @@ class Room:
         for at, one in enumerate(work):
             if one > least:
                 costs[at] += each * (one - least)
-
-
-def _new(
-    survey: Survey,
-    there: Sequence[Holdings],
-    occupied: Sequence[float],
-    slow: Sequence[float],
-    savings: Savings,
-) -> list[float]:
-    """Returns what the request's new tokens are expected to evict on each worker.
-
-    occupied: the tokens of the contexts that live on each.
-    """
-    saved, weighed = savings.saved, savings.weighed_tokens
-    shared, costs = savings.belonging.turn.context.shared, []
-    for worker, one, tokens, slower in zip(survey.workers, there, occupied, slow, strict=True):
-        cost, capacity = 0.0, one.capacity_tokens
-        if capacity:
-            held = min(saved.get(worker.name, 0.0), weighed)
-            own = held - shared if held > shared else 0.0
-            cost = slower * evicted(tokens + own, weighed - held, capacity)
-        costs.append(cost)
-    return costs

@@ -11,13 +11,14 @@ from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.claims.claim_table import ClaimTable, Holdings
 from extproc.routing.claims.homes import Homes
-from extproc.routing.cost.room import CONVERSATIONS, evicted
+from extproc.routing.cost.room import CONVERSATIONS
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
 from extproc.routing.inputs.query import Query
 from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
 from kvstate.overlap import Overlap, Prompt
+from tests.oracles.routing.load_columns import evicted
 
 WORKERS = [Candidate(name, f"{name}:1") for name in "abc"]
 CAPACITY = 40_000

@@ -21,6 +21,7 @@ from tests.oracles.routing.load_columns import PlainColumns
 
 WORKERS = [Candidate(f"w{n}", f"10.0.0.{n}:1") for n in range(6)]
 TOKENS = {"w1": 100.0, "w4": 0.1, "other": 5.0}
+EMPTY = [0.0] * len(WORKERS)
 
 
 def used(rng: Random) -> tuple[Loads, float]:
@@ -52,12 +53,16 @@ def used(rng: Random) -> tuple[Loads, float]:
 
 def figures_of(columns: LoadColumns | PlainColumns, rng: Random) -> Iterator[object]:
     """Everything that columns say."""
-    yield list(columns), [columns[at] for at in range(len(columns))], columns.requests()
+    yield list(columns), [columns[at] for at in range(len(columns))]
+    yield columns.requests(), columns.slowness()
     cost = Cost(rng.randrange(300), rng.randrange(500), rng.randrange(1, 9_000))
     yield columns.affinity(rng.randint(0, len(columns)), cost)
     saved = rng.choice((TOKENS, {}))
     weighed, affinity, running = 1_000 * rng.random(), 7 * rng.random(), 100 * rng.random()
     yield columns.costs(WORKERS, saved, weighed, affinity, running)
+    occupied = [3_000 * rng.random() for _ in WORKERS]
+    capacities = [rng.choice((0.0, 500.0, 2_000.0)) for _ in WORKERS]
+    yield columns.evicted(WORKERS, saved, occupied, capacities, weighed, 800 * rng.random())
 
 
 @given(st.integers(0, 2**32))
@@ -80,6 +85,15 @@ def test_compiled_columns_refuse_what_they_do_not_have() -> None:
         columns.affinity(len(WORKERS) + 1, Cost())
     with pytest.raises(ValueError, match="other workers"):
         columns.costs([], TOKENS, 1.0, 1.0, 1.0)
+    with pytest.raises(ValueError, match="other workers"):
+        columns.evicted([], TOKENS, EMPTY, EMPTY, 1.0, 0.0)
+    with pytest.raises(ValueError, match="other workers"):
+        columns.evicted(WORKERS, TOKENS, [], EMPTY, 1.0, 0.0)
+    wrong: list[Any] = ["x"] * len(WORKERS)
+    with pytest.raises(TypeError):
+        columns.evicted(WORKERS, TOKENS, wrong, EMPTY, 1.0, 0.0)
+    with pytest.raises(AttributeError):
+        columns.evicted(wrong, TOKENS, EMPTY, EMPTY, 1.0, 0.0)
     with pytest.raises(AttributeError):
         Loads({}).columns(["no worker"], 0.0)  # type: ignore[list-item]
     other: Any = SimpleNamespace(numbers=None)
