@@ -126,7 +126,7 @@ class Room:
         what the request could save anywhere, and a little more. So a shared prefix is worth one of
         them and never two, however long it is. All of that counts as much as the conversation is
         likely to return, and as there is room: evictions that must be are better gathered than
-        spread.
+        spread. On a busy fleet the queues of now count for more, and work to come for less.
         """
         able = work
         if self._ejected:
@@ -134,7 +134,7 @@ class Room:
             able, full = list(compress(work, sound)) or work, list(compress(full, sound)) or full
         least = min(able)
         each = CONVERSATION_TOKENS + max(savings.saved.values(), default=0.0) / 2
-        each *= self._returning * (1.0 - min(full) ** 2)
+        each *= self._returning * (1.0 - min(full) ** 2) / survey.affinity**2
         for at, one in enumerate(work):
             if one > least:
                 costs[at] += each * (one - least)
