@@ -31,7 +31,7 @@ How: the fleet, the cells and the decision of benchmarks/routing.py, and closed 
 paired by seed, with its interval of 95 %. p90: of the time to the first token. Computed: the share
 of the prompt tokens that were not cached. Turns: answered a second. A pick that differs changes all
 later ones, also the draws among equal workers, so one row in twenty is outside its interval by
-chance. Homes, sessions, patience and crowding act on requests whose tokens are not known, of which
+chance. Sessions and patience act on requests whose tokens are not known, of which
 these cells have none.
 """
 

@@ -131,9 +131,9 @@ def _candidate(one: Mapping[str, Any], place: int | None, layout: Layout) -> Row
     elif not one["sampled"]:
         notes.append("not compared: not in the random sample")
     notes += [] if terms is None else _factors(terms)
-    crowding = 0.0 if terms is None else terms["conversations"]
+    room = 0.0 if terms is None else terms["conversations"]
     patience = 0.0 if terms is None else terms["patience"]
-    notes += [f"{crowding:.0f} more for the conversations there"] if crowding else []
+    notes += [f"{room:.0f} more for the conversations there"] if room else []
     notes += [f"{patience:.0f} more queued, which it does not mind"] if patience else []
     siblings = 0.0 if terms is None else terms.get("siblings", 0.0)
     notes += [f"{siblings:.0f} less for siblings just sent there"] if siblings else []

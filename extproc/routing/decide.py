@@ -214,7 +214,8 @@ def _terms(survey: Survey, savings: Savings, snapshot: Snapshot, now: float) -> 
         terms.append(Patience(belonging.home, cost))
     homes = snapshot.homes
     if homes is not None and not siblings and is_concerned(belonging, survey):
-        terms.append(Room(snapshot.records, homes.returning, snapshot.ejected, now))
+        unsure = {*snapshot.ejected, *snapshot.doubted}
+        terms.append(Room(snapshot.records, homes.returning, unsure, now))
     return terms
 
 

@@ -192,7 +192,7 @@ class Ledger:
             state=state,
             unfit=dict.fromkeys(draining, DRAINING),
             ejected=self._upstreams.ejections(now),
-            doubted=self._upstreams.doubts() if self.fleet.has_roles else (),
+            doubted=self._upstreams.doubts(),
             ranks=ranks,
             sample=sample,
             may_split=may_split,

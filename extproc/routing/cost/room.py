@@ -12,7 +12,7 @@ that live on a worker count, so that a prefix that all of them share, which each
 once, does not gather them on the first worker that holds it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import compress
 
 from extproc.routing.claims.claim_table import Holdings
@@ -44,20 +44,20 @@ class Room:
     """The term of a request that `is_concerned`.
 
     records: what was sent to each worker, in the order of the snapshot. returning: the share of the
-    conversations that return after their first request; those that had one count as much. ejected:
-    failing endpoints.
+    conversations that return after their first request; those that had one count as much. unsure:
+    endpoints that fail, or for which others answer.
     """
 
     def __init__(
         self,
         records: Sequence[Holdings],
         returning: float,
-        ejected: Mapping[str, str],
+        unsure: Collection[str],
         now: float,
     ) -> None:
         self._records = records
         self._returning = returning
-        self._ejected = ejected
+        self._unsure = unsure
         self._now = now
 
     def charge(self, survey: Survey, savings: Savings) -> Charge | None:
@@ -129,8 +129,8 @@ class Room:
         spread. On a busy fleet the queues of now count for more, and work to come for less.
         """
         able = work
-        if self._ejected:
-            sound = [worker.endpoint not in self._ejected for worker in survey.workers]
+        if self._unsure:
+            sound = [worker.endpoint not in self._unsure for worker in survey.workers]
             able, full = list(compress(work, sound)) or work, list(compress(full, sound)) or full
         least = min(able)
         each = CONVERSATION_TOKENS + max(savings.saved.values(), default=0.0) / 2

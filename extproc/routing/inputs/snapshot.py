@@ -47,7 +47,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     # Failing endpoints, and why; picked only if no other is left.
     ejected: Mapping[str, str] = {}
     # Endpoints whose last answer failed or came from elsewhere; they compute prompts for others
-    # only if all are doubted.
+    # only if all are doubted, and are no measure of how few conversations a worker may have.
     doubted: Collection[str] = ()
     # The workers' ranks, if requests may name one.
     ranks: Ranks | None = None

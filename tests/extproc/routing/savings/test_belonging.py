@@ -210,8 +210,9 @@ def test_explanation_tells_that_a_worker_has_fewer_conversations(fleet: Fleet) -
 def test_failing_worker_without_conversations_does_not_make_others_crowded(fleet: Fleet) -> None:
     for number in range(4):
         fleet.send(query("a long system " * 100, f"task {number}"), "ab"[number % 2])
-    made = fleet.decide(query("a long system " * 100, "more"), ejected={"c:1": "fails"})
-    assert not made.basis.charges
+    for unsure in ({"ejected": {"c:1": "fails"}}, {"doubted": ["c:1"]}):
+        made = fleet.decide(query("a long system " * 100, "more"), **unsure)
+        assert not made.basis.charges
     assert not fleet.decide(query("x"), workers=[]).basis.charges
 
 
