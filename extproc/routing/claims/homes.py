@@ -95,11 +95,13 @@ class Homes:
             self._put(key, home)
 
     def turn(self, turn: Turn, holdings: Holdings, now: float) -> None:
-        """Notes that a conversation's request went to a worker, where the conversation counts."""
+        """Notes that a conversation's request went to a worker, where the conversation counts.
+
+        It has a key.
+        """
         follows, keys, end = turn.follows, turn.keys, turn.end
         before = self._homes.get(follows)
-        if keys:
-            self._note_return(before, turn)
+        self._note_return(before, turn)
         if before is not None and before.is_counted:
             _leave(before)
             self._homes[follows] = _Home(before.holdings, before.since, context=before.context)
@@ -107,11 +109,10 @@ class Homes:
             self._note_length(end)
         if len(keys) > 1:
             self.note(keys[1:], holdings, now)
-        if keys:
-            home = _Home(holdings, now, is_counted=True, context=turn.context)
-            if home.has_kept_cache:
-                holdings.contexts.count(now, turn.context)
-            self._put(keys[0], home)
+        home = _Home(holdings, now, is_counted=True, context=turn.context)
+        if home.has_kept_cache:
+            holdings.contexts.count(now, turn.context)
+        self._put(keys[0], home)
 
     def _note_return(self, before: _Home | None, turn: Turn) -> None:
         """Counts a conversation that begins, or one that returns for the first time."""

@@ -60,6 +60,13 @@ def test_ends_behind_one_mark_are_bounded_and_the_latest_are_found() -> None:
     assert list(homes.ends_in(*marks(*system, *[1] * 900))) == []
 
 
+def test_prompt_that_is_shorter_than_a_known_one_does_not_go_on_from_it() -> None:
+    homes, system = Homes(1), range(20_000)
+    longer, shorter = remembered(homes, *system, *[1] * 300), remembered(homes, *system, *[1] * 60)
+    found = list(homes.ends_in(*marks(*system, *[1] * 90)))
+    assert (shorter in found, longer in found) == (True, False)
+
+
 def test_prompt_of_less_than_a_mark_has_no_end() -> None:
     assert end_of_tokens(*marks(*range(FIRST_TOKENS + ASKING_TOKENS - 1))) is None
     assert end_of_tokens(*marks()) is None

@@ -14,9 +14,11 @@ from extproc.routing.claims.homes import Homes
 from extproc.routing.cost.room import CONVERSATIONS
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
+from extproc.routing.explain import reason_sentence
 from extproc.routing.inputs.query import Query
 from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
+from extproc.routing.savings.belonging import NOWHERE
 from kvstate.overlap import Overlap, Prompt
 from tests.oracles.routing.load_columns import evicted
 
@@ -122,6 +124,7 @@ def test_conversation_that_lost_its_cache_is_placed_as_one_that_begins() -> None
     made = fleet.decide(second)
     assert made.basis.belonging.begins
     assert (made.basis.belonging.home, made.worker != "a") == ("a", True)
+    assert "its conversation was last at a:1, which no longer holds most" in reason_sentence(made)
 
 
 def test_conversation_that_is_held_stays_where_it_is_after_a_restart() -> None:
@@ -167,3 +170,8 @@ def test_occupancy_is_the_own_tokens_of_each_conversation_where_it_was_last(
         count, tokens = fleet.live(name)
         assert count == sum(worker == name for worker, _ in last.values())
         assert own <= tokens <= own + 2 * len(SYSTEM)
+
+
+def test_prompt_that_is_too_short_to_be_found_again_belongs_nowhere() -> None:
+    made = Fleet().decide(range(20))
+    assert (made.basis.belonging, made.basis.charges) == (NOWHERE, {})
