@@ -3,15 +3,17 @@
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvtools import top
 from tests.clients.front import Front, Turn, fronted
 from tests.clients.install import MissingError, pinned
-from tests.clients.rendering import rendering
+from tests.clients.rendering import PythonFrontEnd, rendering
 from tests.clients.scripted_model import CALLS
 from tests.clients.sessions import Session
 from tests.clients.starts import CONTEXT_TOKENS, MODEL, STARTS
@@ -118,16 +120,11 @@ async def held(system: System, last: Turn) -> None:
     await until(is_held, f"{prompt}: {usable} of them are known to be held")
 
 
-async def test_agents_are_keyed_exactly_and_stay_with_their_workers(
-    tmp_path: Path, model: Path, request: pytest.FixtureRequest
-) -> None:
-    why = vllm_engine.missing()
-    if why:
-        pytest.skip(f"no renderer to compare with: {why}")
-    changes = {
-        "models": [{"name": MODEL, "tokenizer": str(model)}],
-        "accounting": {"responses": "usage"},
-    }
+@asynccontextmanager
+async def keyed(
+    model: Path, changes: dict[str, Any]
+) -> AsyncIterator[tuple[PythonFrontEnd, System, list[Front]]]:
+    """Workers that compute what vLLM's own renderer makes of each request."""
     async with (
         rendering(vllm_engine.PYTHON, model) as renderer,
         fronted(
@@ -140,6 +137,20 @@ async def test_agents_are_keyed_exactly_and_stay_with_their_workers(
             max_model_len_tokens=CONTEXT_TOKENS,
         ) as (system, fronts),
     ):
+        yield renderer, system, fronts
+
+
+async def test_agents_are_keyed_exactly_and_stay_with_their_workers(
+    tmp_path: Path, model: Path, request: pytest.FixtureRequest
+) -> None:
+    why = vllm_engine.missing()
+    if why:
+        pytest.skip(f"no renderer to compare with: {why}")
+    changes = {
+        "models": [{"name": MODEL, "tokenizer": str(model)}],
+        "accounting": {"responses": "usage"},
+    }
+    async with keyed(model, changes) as (renderer, system, fronts):
         sessions = await all_converse(system.envoy, tmp_path / "homes", CONVERSATIONS)
         found = conversations(fronts)
         show(request.node, f"vLLM {renderer.release.partition('+')[0]}'s prompts", found)
@@ -161,18 +172,7 @@ async def test_conversations_of_one_client_use_all_workers_and_keep_theirs(
     if why:
         pytest.skip(f"no renderer of prompts: {why}")
     changes = {"models": [{"name": MODEL, "tokenizer": str(model)}]}
-    async with (
-        rendering(vllm_engine.PYTHON, model) as renderer,
-        fronted(
-            changes,
-            ANSWER_SECONDS,
-            renderer,
-            names_engine=True,
-            blocks=BLOCKS,
-            block_size_tokens=BLOCK_TOKENS,
-            max_model_len_tokens=CONTEXT_TOKENS,
-        ) as (system, fronts),
-    ):
+    async with keyed(model, changes) as (_, system, fronts):
         await all_converse(system.envoy, tmp_path / "homes", CONVERSATIONS, [client])
         found = conversations(fronts)
         stays = stays_of(client, found)
