@@ -80,7 +80,7 @@ _HomeKeys = Annotated[
 _Ages = Annotated[bytes, msgspec.Meta(max_length=_LENGTH_BYTES * KEYS_OF_HOME)]
 _Key = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES)]  # of 8 bytes, or of none
 _MOST_TOKENS = 2**32 - 1
-_Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=_MOST_TOKENS)]
 
 # The oldest home that is told, in seconds: what an age has room for.
 _OLDEST_SECONDS = 2**32 - 1

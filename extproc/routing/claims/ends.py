@@ -15,7 +15,8 @@ from extproc.requests.outline import BYTES_PER_TOKEN
 from extproc.routing.claims.marks import KEY_BYTES, LENGTHS, Marks, unpacked
 from kvstate.overlap import Tokens
 
-# With so many tokens at most a template asks for the answer.
+# So many last tokens of a prompt are left out. A template that asks for the answer with more, and
+# writes them otherwise later, makes of the next turn a conversation that is not known.
 ASKING_TOKENS = 16
 
 # Makes the key of a conversation's end another one than its mark's.
