@@ -14,7 +14,7 @@ import msgspec
 
 from extproc.routing.claims.claim_table import Holdings
 from extproc.routing.claims.ends import End, Part, end_key, end_of_tokens, part_of_tokens
-from extproc.routing.claims.live_contexts import NO_CONTEXT, Context
+from extproc.routing.claims.live_contexts import LIVE_SECONDS, NO_CONTEXT, Context
 from extproc.routing.claims.marks import LENGTHS, Marks, root_key, unpacked
 from kvstate.overlap import Tokens
 
@@ -162,6 +162,13 @@ class Homes:
         """Returns what the conversation holds whose request has this key."""
         home = self._homes.get(key)
         return NO_CONTEXT if home is None else home.context
+
+    def counted(self, key: int, now: float) -> Context | None:
+        """Returns the same if the conversation counts by this request, and lives; else None."""
+        home = self._homes.get(key)
+        if home is None or not home.is_counted or now - home.since >= LIVE_SECONDS:
+            return None
+        return home.context
 
     def learn(self, key: int, holdings: Holdings, since: float) -> None:
         """Notes a home of some time ago, unless one is known that is the same, or later."""

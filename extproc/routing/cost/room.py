@@ -102,11 +102,13 @@ class Room:
                 live.expire(now)
             counts.append(live.returned + returning * live.once)
             tokens.append(live.own_returned + returning * live.own_once + live.shared)
-        if belonging.home:
+        own = belonging.counted
+        if own is not None:
+            weight = 1.0 if own.has_returned else returning
             for at, worker in enumerate(survey.workers):
                 if worker.name == belonging.home:
-                    counts[at] = max(0.0, counts[at] - 1)
-                    tokens[at] = max(0.0, tokens[at] - belonging.before.own)
+                    counts[at] = max(0.0, counts[at] - weight)
+                    tokens[at] = max(0.0, tokens[at] - weight * own.own)
         return counts, tokens
 
     def _add_work_to_come(

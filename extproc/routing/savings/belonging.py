@@ -19,7 +19,7 @@ from extproc.requests.tenant_salt import name_apart
 from extproc.routing.claims.claim_table import Expected
 from extproc.routing.claims.ends import end_of_text, ends_in_text
 from extproc.routing.claims.homes import HOME_TOKENS, NO_TURN, Homes, Turn
-from extproc.routing.claims.live_contexts import NO_CONTEXT, Context
+from extproc.routing.claims.live_contexts import Context
 from extproc.routing.claims.marks import MARKS_PER_OCTAVE, Marks, unpacked
 from extproc.routing.inputs.query import Query
 from extproc.routing.inputs.snapshot import Snapshot
@@ -36,15 +36,16 @@ class Belonging(msgspec.Struct, frozen=True):
     credit: by how many tokens in all, by name, the best first; empty if it prefers none. by: why,
     "" for no reason. turn: what is remembered of the request on the worker that gets it. home: the
     worker that got the conversation's request before it, "" if none is known, or if it may not
-    answer while tokens are not known. before: what the conversation held there. begins: whether the
-    conversation has no worker: it begins, or none holds half of what is its own.
+    answer while tokens are not known. counted: what the conversation counts for there now, None if
+    it does not. begins: whether the conversation has no worker: it begins, or none holds half of
+    what is its own.
     """
 
     credit: Mapping[str, float] = {}
     by: str = ""
     turn: Turn = NO_TURN
     home: str = ""
-    before: Context = NO_CONTEXT
+    counted: Context | None = None
     begins: bool = False
 
     @property
@@ -123,9 +124,8 @@ def _of_texts(
             credit = _at_home(home, query, snapshot, saved, weighed)
             if by == SESSION:  # its texts are new there, so a shared system elsewhere is no reason
                 credit = {home: max(credit[home], max(saved.values(), default=0.0) + HOME_TOKENS)}
-            before = homes.context(follows)
-            turn = Turn(keys, follows, before.grown_to(weighed))
-            return Belonging(credit, by, turn, home, before)
+            turn = Turn(keys, follows, homes.context(follows).grown_to(weighed))
+            return Belonging(credit, by, turn, home, homes.counted(follows, now))
     begins = homes is not None and bool(keys)
     most = max(saved.values(), default=0.0)
     turn = Turn(keys, 0, _begun(marks, sent, most, weighed))
@@ -156,11 +156,13 @@ def _of_tokens(
         return NOWHERE
     home, follows = homes.find(homes.ends_in(marks, prompt.tokens), now)
     most = max(saved.values(), default=0.0)
-    before = homes.context(follows)
-    context = before.grown_to(weighed) if follows else _begun((marks,), sent, most, weighed)
+    if follows:
+        context = homes.context(follows).grown_to(weighed)
+    else:
+        context = _begun((marks,), sent, most, weighed)
     turn = Turn((end.key,), follows, context, end)
     begins = most - context.shared < context.own / 2
-    return Belonging({}, "", turn, home, before, begins)
+    return Belonging({}, "", turn, home, homes.counted(follows, now), begins)
 
 
 def _begun(

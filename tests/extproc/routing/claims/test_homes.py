@@ -5,6 +5,7 @@ from extproc.requests.outline import beginning_of
 from extproc.routing.claims.claim_table import Holdings
 from extproc.routing.claims.ends import end_of_text, ends_in_text
 from extproc.routing.claims.homes import HOME_SECONDS, Homes, Turn
+from extproc.routing.claims.live_contexts import LIVE_SECONDS, Context
 from extproc.routing.claims.marks import NO_MARKS, marks_of_outline, unpacked
 
 
@@ -136,3 +137,14 @@ def test_conversations_of_all_workers_are_never_more_than_homes(
         counts = [live(each, 1.0) for each in workers.values()]
         assert min(counts) >= 0
         assert 1 <= sum(counts) <= len(homes)
+
+
+def test_conversation_counts_by_its_latest_request_and_while_it_lives() -> None:
+    homes, a, context = Homes(1), Holdings("a"), Context(500.0)
+    homes.turn(Turn((7,), context=context), a, 1.0)
+    assert homes.counted(7, 2.0) == context
+    homes.turn(Turn((8,), 7, context.grown_to(900.0)), a, 3.0)
+    assert homes.counted(7, 4.0) is None
+    assert homes.counted(8, 4.0) == Context(900.0, has_returned=True)
+    assert homes.counted(8, 3.0 + LIVE_SECONDS) is None
+    assert homes.counted(0, 4.0) is None
