@@ -30,6 +30,8 @@ NOT_RUN = {
     "export": "variables for a client: tests/clients/test_page_of_agents.py compares them",
     "helm": "needs a cluster: tests/deploy render the chart",
     "kubectl": "needs a cluster: tests/deploy check what is applied",
+    "kvsteer whatif conversation_trace.jsonl": "needs Mooncake's trace, which is not shipped",
+    "kvsteer whatif synthetic_trace.jsonl": "needs Mooncake's trace, which is not shipped",
     "make": "runs the tests, or installs what they need",
     "pip": "needs a package index; tests/test_packaging.py installs the wheel",
     "pytest": "runs the tests",
