@@ -101,6 +101,7 @@ AGENT_COUNTS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 200)
 AGENT_LOOPS = tuple(map(agents, AGENT_COUNTS))
 
 _BUSY = agents(96)
+_UNEVEN_RATES = (6_000, 12_000, 18_000, 12_000)
 
 LOOPS = (
     *AGENT_LOOPS,
@@ -110,7 +111,10 @@ LOOPS = (
     *(_filled(ENDLESS, share) for share in (0.3, 0.6, 1.0, 1.3)),
     _BUSY._replace(name="96 agents, a worker joins", joins_at=CHANGE_SECONDS),
     agents(80)._replace(name="80 agents, a worker stops", lost_at=CHANGE_SECONDS),
-    _BUSY._replace(name="96 agents, workers 1:2:3:2", rates=(6_000, 12_000, 18_000, 12_000)),
+    *(
+        agents(count)._replace(name=f"{count} agents, workers 1:2:3:2", rates=_UNEVEN_RATES)
+        for count in (64, 96)
+    ),
     _BUSY._replace(name="96 agents, half without a session header", named_share=0.5),
     _BUSY._replace(name="96 agents without session headers", named_share=0.0),
     agents(64)._replace(name="64 agents, eight routers", routers=8),

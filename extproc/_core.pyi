@@ -204,21 +204,6 @@ class LoadColumns:
         running: float,
         /,
     ) -> list[float]: ...
-    # Returns how many live tokens the new ones of a prompt are expected to evict on each of the
-    # workers, of which a slow one counts for more. An added token evicts one with the square of the
-    # share of the cache that is occupied as the chance, certainly once all of it is; where the
-    # capacity is 0, none. occupied: the live tokens on each. saved, weighed: as for `costs`.
-    # shared: of the prompt, those that are counted among the live ones.
-    def evicted(
-        self,
-        workers: Sequence[Candidate],
-        saved: Mapping[str, float],
-        occupied: list[float],
-        capacities: list[float],
-        weighed: float,
-        shared: float,
-        /,
-    ) -> list[float]: ...
     # Returns the requests on each, other routers' and reported ones included.
     def requests(self) -> list[float]: ...
     # Returns how many times slower than configured each is.
@@ -233,6 +218,21 @@ def load_of(
     rates: Rates,
     /,
 ) -> Load: ...
+
+# Returns how many live tokens the new ones of a prompt are expected to evict on each worker. An
+# added token evicts one with the square of the share of the cache that is occupied as the chance,
+# certainly once all of it is; where the capacity is 0, none. occupied: the live tokens on each.
+# saved, weighed: as for `LoadColumns.costs`. shared: of the prompt, those that are counted among
+# the live ones.
+def evicted(
+    workers: Sequence[Candidate],
+    saved: Mapping[str, float],
+    occupied: list[float],
+    capacities: list[float],
+    weighed: float,
+    shared: float,
+    /,
+) -> list[float]: ...
 
 # Returns `count` of these places, in the order in which they are drawn. One number of `random` is
 # the seed of all, since asking for each would cost more than the rest of a draw.

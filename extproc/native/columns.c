@@ -301,25 +301,25 @@ static bool read_item(PyObject *list, Py_ssize_t at, double *number) {
 }
 
 /* evicted(workers, saved, occupied, capacities, weighed, shared) */
-static PyObject *columns_evicted(CoreColumns *self, PyObject *const *given, Py_ssize_t were) {
+PyObject *module_evicted(PyObject *Py_UNUSED(module), PyObject *const *given, Py_ssize_t were) {
     double each[2];
     if (!are_given(given, were, "odlloo") || !read_numbers(given + 4, each, 2)) return NULL;
     PyObject *workers = given[0], *saved = given[1], *occupied = given[2], *capacities = given[3];
     double weighed = each[0], shared = each[1];
-    if (PySequence_Size(workers) != self->count || PyList_Size(occupied) != self->count ||
-        PyList_Size(capacities) != self->count) {
+    Py_ssize_t count = PySequence_Size(workers);
+    if (count < 0 || PyList_Size(occupied) != count || PyList_Size(capacities) != count) {
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "other workers");
         return NULL;
     }
-    PyObject *costs = PyList_New(self->count);
-    for (Py_ssize_t n = 0; costs && n < self->count; n++) {
+    PyObject *costs = PyList_New(count);
+    for (Py_ssize_t n = 0; costs && n < count; n++) {
         double live, capacity, held = saved_by(workers, n, saved), tokens = 0.0;
         bool is_read = held >= 0.0 && read_item(occupied, n, &live) &&
                        read_item(capacities, n, &capacity);
         if (is_read && capacity > 0.0) {
             held = held < weighed ? held : weighed;
             live += held > shared ? held - shared : 0.0;
-            tokens = self->rows[n].load.slowness * evicted(live, weighed - held, capacity);
+            tokens = evicted(live, weighed - held, capacity);
         }
         PyObject *cost = is_read ? PyFloat_FromDouble(tokens) : NULL;
         if (!cost || PyList_SetItem(costs, n, cost)) Py_CLEAR(costs);
@@ -330,7 +330,6 @@ static PyObject *columns_evicted(CoreColumns *self, PyObject *const *given, Py_s
 static PyMethodDef columns_methods[] = {
     {"affinity", (PyCFunction)(void (*)(void))columns_affinity, METH_FASTCALL, NULL},
     {"costs", (PyCFunction)(void (*)(void))columns_costs, METH_FASTCALL, NULL},
-    {"evicted", (PyCFunction)(void (*)(void))columns_evicted, METH_FASTCALL, NULL},
     {"requests", (PyCFunction)columns_requests, METH_NOARGS, NULL},
     {"slowness", (PyCFunction)columns_slowness, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -6,6 +6,7 @@
 
 extern PyType_Spec columns_spec;
 PyObject *module_load_of(PyObject *module, PyObject *const *given, Py_ssize_t count);
+PyObject *module_evicted(PyObject *module, PyObject *const *given, Py_ssize_t count);
 PyObject *module_drawn(PyObject *module, PyObject *const *given, Py_ssize_t count);
 PyObject *module_lowest(PyObject *module, PyObject *const *given, Py_ssize_t count);
 

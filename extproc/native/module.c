@@ -526,6 +526,7 @@ static PyObject *module_header_fields(PyObject *Py_UNUSED(module), PyObject *giv
 static PyMethodDef module_functions[] = {
     FUNCTION(expected, expected),
     FUNCTION(load_of, load_of),
+    FUNCTION(evicted, evicted),
     FUNCTION(drawn, drawn),
     FUNCTION(lowest, lowest),
     {"header_fields", module_header_fields, METH_O, NULL},

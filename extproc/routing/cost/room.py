@@ -3,18 +3,20 @@
 A token that a worker does not hold is computed there, and stored: once the live contexts fill the
 cache, it evicts one of theirs, which has to be computed again. So each token that would be new on a
 worker costs as many more as it is likely to evict: a cache is never filled evenly, so the chance is
-the square of the share that is full of live contexts (`LoadColumns.evicted`). This one price places
-conversations that begin, and those that lost their cache, where there is room; and it is a part of
-the price of moving one that is held, whose whole context would be new elsewhere.
+the square of the share that is full of live contexts (`evicted`). A fast worker's cache is no
+larger, so speed does not count. This one price places conversations that begin, and those that lost
+their cache, where there is room; and it is a part of the price of moving one that is held, whose
+whole context would be new elsewhere.
 
-A conversation that begins is also work to come. While there is room, those of other conversations
-that live on a worker count, so that a prefix that all of them share, which each worker computes
-once, does not gather them on the first worker that holds it.
+A conversation that begins is also work to come. While there is room, other conversations that live
+on a worker count, and on a slow one for more, so that a prefix that all of them share, which each
+worker computes once, does not gather them on the first worker that holds it.
 """
 
 from collections.abc import Collection, Sequence
 from itertools import compress
 
+from extproc._core import evicted
 from extproc.routing.claims.claim_table import Holdings
 from extproc.routing.claims.homes import HOME_TOKENS
 from extproc.routing.cost.survey import Survey
@@ -67,15 +69,14 @@ class Room:
         live, occupied = self._occupancy(there, survey, belonging)
         capacities = [float(one.capacity_tokens or 0) for one in there]
         weighed, shared = savings.weighed_tokens, belonging.turn.context.shared
-        costs = survey.loads.evicted(
-            survey.workers, savings.saved, occupied, capacities, weighed, shared
-        )
+        costs = evicted(survey.workers, savings.saved, occupied, capacities, weighed, shared)
         if belonging.begins:
             full = [
                 min(1.0, tokens / capacity) if capacity else 0.0
                 for tokens, capacity in zip(occupied, capacities, strict=True)
             ]
-            work = [count * slower for count, slower in zip(live, slow, strict=True)]
+            free = 1.0 - min(full)
+            work = [count * slower**free for count, slower in zip(live, slow, strict=True)]
             self._add_work_to_come(costs, survey, work, full, savings)
         elif not belonging.credit:
             costs = [
@@ -121,8 +122,9 @@ class Room:
     ) -> None:
         """Adds by how many tokens a conversation that begins avoids each worker.
 
-        work: the conversations that live on each, times its slowness. full: the share of its cache
-        that their contexts fill.
+        work: the conversations that live on each, times its slowness, which counts as much as there
+        is room: then a worker's share is by its speed, later by its cache. full: the share of its
+        cache that their contexts fill.
 
         Each conversation that a worker has beyond the sound one with the least to do counts half of
         what the request could save anywhere, and a little more. So a shared prefix is worth one of

@@ -64,12 +64,29 @@ def affinity_of(cost: Cost, utilization: float, queued_seconds: float = 0.0) -> 
     return (cost.affinity_percent + cost.busy_affinity_percent * waiting) / 100
 
 
-def evicted(occupied: float, added: float, capacity: float) -> float:
+def evicted_from(occupied: float, added: float, capacity: float) -> float:
     """Returns how many live tokens added ones are expected to evict from a cache."""
     before, after = occupied / capacity, (occupied + added) / capacity
     below = before * before * before / 3 if before < 1.0 else before - 2 / 3
     above = after * after * after / 3 if after < 1.0 else after - 2 / 3
     return capacity * (above - below)
+
+
+def plain_evicted(
+    workers: Sequence[Candidate],
+    saved: Mapping[str, float],
+    occupied: list[float],
+    capacities: list[float],
+    weighed: float,
+    shared: float,
+) -> list[float]:
+    """Returns how many live tokens the new ones of a prompt are expected to evict on each."""
+    costs = []
+    for worker, live, capacity in zip(workers, occupied, capacities, strict=True):
+        held = min(saved.get(worker.name, 0.0), weighed)
+        there = live + max(0.0, held - shared)
+        costs.append(evicted_from(there, weighed - held, capacity) if capacity else 0.0)
+    return costs
 
 
 class PlainColumns:
@@ -119,24 +136,6 @@ class PlainColumns:
     def slowness(self) -> list[float]:
         """Returns how many times slower than configured each is."""
         return [load.slowness for load in self._loads]
-
-    def evicted(
-        self,
-        workers: Sequence[Candidate],
-        saved: Mapping[str, float],
-        occupied: list[float],
-        capacities: list[float],
-        weighed: float,
-        shared: float,
-    ) -> list[float]:
-        """Returns how many live tokens the new ones of a prompt are expected to evict on each."""
-        costs = []
-        rows = zip(workers, occupied, capacities, self.slowness(), strict=True)
-        for worker, live, capacity, slower in rows:
-            held = min(saved.get(worker.name, 0.0), weighed)
-            there = live + max(0.0, held - shared)
-            costs.append(slower * evicted(there, weighed - held, capacity) if capacity else 0.0)
-        return costs
 
     def requests(self) -> list[float]:
         """Returns the requests on each."""

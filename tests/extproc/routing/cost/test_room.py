@@ -20,7 +20,7 @@ from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
 from extproc.routing.savings.belonging import NOWHERE
 from kvstate.overlap import Overlap, Prompt
-from tests.oracles.routing.load_columns import evicted
+from tests.oracles.routing.load_columns import evicted_from
 
 WORKERS = [Candidate(name, f"{name}:1") for name in "abc"]
 CAPACITY = 40_000
@@ -87,9 +87,9 @@ def conversation(number: int, own: int, turns: int = 1) -> Iterator[Sequence[int
 def test_evicted_tokens_grow_with_what_is_there_and_are_at_most_those_added(
     occupied: int, more: int, capacity: int
 ) -> None:
-    found = evicted(occupied, more, capacity)
+    found = evicted_from(occupied, more, capacity)
     assert 0.0 <= found <= more * (1 + 1e-9) + 1e-6
-    assert evicted(occupied + 10, more, capacity) >= found - 1e-6
+    assert evicted_from(occupied + 10, more, capacity) >= found - 1e-6
     if occupied >= capacity:
         assert found == pytest.approx(more)
 
@@ -112,6 +112,16 @@ def test_conversation_begins_where_live_contexts_leave_room() -> None:
         fleet.send(next(conversation(number, own)), worker)
         fleet.send(list(conversation(number, own, 2))[1], worker)
     assert fleet.send(next(conversation(9, 3_000))) == "c"
+
+
+def test_slow_worker_gets_some_conversations_and_fewer_than_others() -> None:
+    fleet = Fleet()
+    loads = {"a:1": Load(slowness=1.5)}
+    placed = [
+        fleet.send(next(conversation(n, 300)), load=lambda name, _: loads.get(name, Load()))
+        for n in range(1, 19)
+    ]
+    assert 0 < placed.count("a") < min(placed.count("b"), placed.count("c"))
 
 
 def test_conversation_that_lost_its_cache_is_placed_as_one_that_begins() -> None:

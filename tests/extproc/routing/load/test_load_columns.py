@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc._core import LoadColumns, drawn, load_of, lowest
+from extproc._core import LoadColumns, drawn, evicted, load_of, lowest
 from extproc.config.schema import Cost
 from extproc.routing.candidates.eligibility import Candidate
 from extproc.routing.cost.spread import Spread
@@ -17,7 +17,7 @@ from extproc.routing.load.endpoint_load import EndpointLoad, LoadSample, Ticket
 from extproc.routing.load.loads import Gauges, Load, Loads
 from tests.oracles.routing import load_columns as oracle
 from tests.oracles.routing.draws import plain_drawn, plain_lowest, plain_numbers
-from tests.oracles.routing.load_columns import PlainColumns
+from tests.oracles.routing.load_columns import PlainColumns, plain_evicted
 
 WORKERS = [Candidate(f"w{n}", f"10.0.0.{n}:1") for n in range(6)]
 TOKENS = {"w1": 100.0, "w4": 0.1, "other": 5.0}
@@ -60,9 +60,6 @@ def figures_of(columns: LoadColumns | PlainColumns, rng: Random) -> Iterator[obj
     saved = rng.choice((TOKENS, {}))
     weighed, affinity, running = 1_000 * rng.random(), 7 * rng.random(), 100 * rng.random()
     yield columns.costs(WORKERS, saved, weighed, affinity, running)
-    occupied = [3_000 * rng.random() for _ in WORKERS]
-    capacities = [rng.choice((0.0, 500.0, 2_000.0)) for _ in WORKERS]
-    yield columns.evicted(WORKERS, saved, occupied, capacities, weighed, 800 * rng.random())
 
 
 @given(st.integers(0, 2**32))
@@ -77,6 +74,30 @@ def test_columns_are_the_same_compiled_and_in_python(seed: int) -> None:
     assert [loads.load(worker.endpoint, now) for worker in WORKERS] == list(plain)
 
 
+@given(st.integers(0, 2**32))
+def test_evicted_tokens_are_the_same_compiled_and_in_python(seed: int) -> None:
+    rng = Random(seed)
+    saved = rng.choice((TOKENS, {}))
+    occupied = [3_000 * rng.random() for _ in WORKERS]
+    capacities = [rng.choice((0.0, 500.0, 2_000.0)) for _ in WORKERS]
+    weighed, shared = 1_000 * rng.random(), 800 * rng.random()
+    asked = WORKERS, saved, occupied, capacities, weighed, shared
+    assert evicted(*asked) == plain_evicted(*asked)
+
+
+def test_evicted_tokens_are_refused_for_other_workers() -> None:
+    wrong: list[Any] = ["x"] * len(WORKERS)
+    for occupied, capacities in (([], EMPTY), (EMPTY, [])):
+        with pytest.raises(ValueError, match="other workers"):
+            evicted(WORKERS, TOKENS, occupied, capacities, 1.0, 0.0)
+    with pytest.raises(TypeError):
+        evicted(WORKERS, TOKENS, wrong, EMPTY, 1.0, 0.0)
+    with pytest.raises(AttributeError):
+        evicted(wrong, TOKENS, EMPTY, EMPTY, 1.0, 0.0)
+    with pytest.raises(TypeError):
+        evicted(3, TOKENS, EMPTY, EMPTY, 1.0, 0.0)  # type: ignore[arg-type]
+
+
 def test_compiled_columns_refuse_what_they_do_not_have() -> None:
     columns = Loads({}).columns(WORKERS, 0.0)
     with pytest.raises(IndexError):
@@ -85,15 +106,6 @@ def test_compiled_columns_refuse_what_they_do_not_have() -> None:
         columns.affinity(len(WORKERS) + 1, Cost())
     with pytest.raises(ValueError, match="other workers"):
         columns.costs([], TOKENS, 1.0, 1.0, 1.0)
-    with pytest.raises(ValueError, match="other workers"):
-        columns.evicted([], TOKENS, EMPTY, EMPTY, 1.0, 0.0)
-    with pytest.raises(ValueError, match="other workers"):
-        columns.evicted(WORKERS, TOKENS, [], EMPTY, 1.0, 0.0)
-    wrong: list[Any] = ["x"] * len(WORKERS)
-    with pytest.raises(TypeError):
-        columns.evicted(WORKERS, TOKENS, wrong, EMPTY, 1.0, 0.0)
-    with pytest.raises(AttributeError):
-        columns.evicted(wrong, TOKENS, EMPTY, EMPTY, 1.0, 0.0)
     with pytest.raises(AttributeError):
         Loads({}).columns(["no worker"], 0.0)  # type: ignore[list-item]
     other: Any = SimpleNamespace(numbers=None)
