@@ -238,7 +238,15 @@ def _summary(workers: Sequence[Worker], *, events_enabled: bool) -> str:
     in_flight = sum(worker.in_flight for worker in workers)
     switched = "" if events_enabled else "; EVENTS OFF"
     count = f"{len(workers)} worker{'' if len(workers) == 1 else 's'}"
-    return f"{count}: {counts or 'none'}; {in_flight} in flight{switched}"
+    return f"{count}: {counts or 'none'}; {in_flight} in flight{_filled(workers)}{switched}"
+
+
+def _filled(workers: Sequence[Worker]) -> str:
+    """Returns how much of the caches live contexts fill, of workers whose caches' size is known."""
+    known = [one.contexts for one in workers if one.contexts.cache_tokens]
+    live = sum(one.live_tokens for one in known)
+    room = sum(one.cache_tokens or 0 for one in known)
+    return f"; live contexts fill {live / room:.0%} of the caches" if live else ""
 
 
 def _front_ends(workers: Sequence[Worker]) -> list[str]:

@@ -38,6 +38,13 @@ class Engine(msgspec.Struct, frozen=True):
     frontend: str | None
 
 
+class Contexts(msgspec.Struct, frozen=True):
+    """What live conversations hold of a worker's cache, in tokens; its size, None if unknown."""
+
+    live_tokens: int = 0
+    cache_tokens: int | None = None
+
+
 class Worker(msgspec.Struct, frozen=True):
     """One of GET /workers. Texts say why the worker is not well, and are "" if it is."""
 
@@ -55,6 +62,7 @@ class Worker(msgspec.Struct, frozen=True):
     astray: str
     excluded: str
     source_fault: str
+    contexts: Contexts = Contexts()
 
 
 class Decision(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from extproc.observing.outcomes import (
     likely_cause,
 )
 from extproc.proof.trust import SILENT
+from extproc.routing.claims.claim_table import Holdings
 from extproc.routing.load.loads import Load
 from kvstate.feeds.feed import FeedState
 from kvstate.overlap import Tier
@@ -83,6 +84,7 @@ class States:
                 tier.name.lower(): count for tier, count in zip(Tier, tiers, strict=True)
             },
             "in_flight": self._loads.in_flight(endpoint),
+            "contexts": _contexts(worker.holdings, self._monotonic()),
             "speed": self._loads.speed_as_json(endpoint),
             **worker.identity.as_json(),
             "transfers": self._transfers(endpoint),
@@ -198,3 +200,15 @@ class States:
         if cause == TOKEN_MISMATCH and self._proofs.differs(outcome.worker):
             return  # it is known of these forms, and others may be right
         self._proofs.predicted(outcome.worker, cause)
+
+
+def _contexts(holdings: Holdings, now: float) -> dict[str, int | None]:
+    """Returns what live conversations hold of a worker's cache, and its size if that is known."""
+    live = holdings.contexts
+    if now >= live.expires_at:
+        live.expire(now)
+    return {
+        "conversations": round(live.conversations),
+        "live_tokens": round(live.tokens),
+        "cache_tokens": holdings.capacity_tokens,
+    }

@@ -96,6 +96,29 @@ PHASE_BOUNDS = (
 MATCH_BOUNDS = (0, 10, 25, 50, 75, 90, 95, 99, 100)
 
 
+# Why a live conversation's context is computed again: no worker holds half of what is its own, or
+# it goes to another one.
+EVICTED, MOVED = "evicted", "moved"
+
+
+def recomputed_tokens(decision: Decision) -> tuple[str, float]:
+    """Returns why a live conversation's context is computed again, and how much; "" if it is not.
+
+    Less than half of what is the conversation's own counts only where it moves: the end of any
+    prompt, which fills no block, is computed again as well. Requests that are left to the proxy do
+    not count.
+    """
+    if not decision.is_steered:
+        return "", 0.0
+    belonging = decision.basis.belonging
+    context = belonging.counted
+    why = EVICTED if belonging.begins else MOVED if decision.worker != belonging.home else ""
+    if context is None or not why:
+        return "", 0.0
+    held = decision.basis.claims_on(decision.worker).saved
+    return why, max(0.0, context.own + context.shared - held)
+
+
 # Decisions that are counted together: a few hundred microseconds of work.
 BATCH = 512
 
@@ -112,8 +135,8 @@ class DecisionCounts:
 
     by_reason: by model and reason. by_split: by model and who computes the prompt, if workers take
     parts of requests. prompt_tokens, predicted_tokens, match_percent: by model, for the requests
-    that could be keyed. keyed: which could be, by API. seconds: times of whole decisions; phases:
-    times of each phase.
+    that could be keyed. recomputed_tokens: by model and why. keyed: which could be, by
+    API. seconds: times of whole decisions; phases: times of each phase.
     """
 
     def __init__(self) -> None:
@@ -121,6 +144,7 @@ class DecisionCounts:
         self.by_split: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.prompt_tokens: defaultdict[str, int] = defaultdict(int)
         self.predicted_tokens: defaultdict[str, int] = defaultdict(int)
+        self.recomputed_tokens: defaultdict[tuple[str, str], float] = defaultdict(float)
         self.match_percent: defaultdict[str, Buckets] = defaultdict(lambda: Buckets(MATCH_BOUNDS))
         self.seconds = Buckets(DECISION_BOUNDS)
         self.keyed = KeyedCounts()
@@ -132,6 +156,8 @@ class DecisionCounts:
         """Starts a model's counters at zero: a rate needs a counter before its first increase."""
         self.prompt_tokens[model] += 0
         self.predicted_tokens[model] += 0
+        for why in (EVICTED, MOVED):
+            self.recomputed_tokens[model, why] += 0
         _ = self.match_percent[model]
 
     def note(self, decision: Decision, timeline: Timeline) -> None:
@@ -139,6 +165,10 @@ class DecisionCounts:
         noted, basis = self._noted, decision.basis
         if decision.split is not None:
             self.by_split[decision.model or "", decision.split.outcome] += 1
+        if basis.belonging.counted is not None:
+            why, tokens = recomputed_tokens(decision)
+            if why:
+                self.recomputed_tokens[decision.model or "", why] += tokens
         noted.append(
             (
                 decision.model,
@@ -281,10 +311,16 @@ class DecisionCollector(Collector):
             ["model"],
             [((model,), tokens) for model, tokens in counts.predicted_tokens.items()],
         )
+        yield _counter(
+            "kvsteer_recomputed_tokens",
+            "Prompt tokens of live conversations that are computed again, by model and why",
+            ["model", "cause"],
+            counts.recomputed_tokens.items(),
+        )
 
 
 def _counter(
-    name: str, what: str, labels: Sequence[str], counts: Iterable[tuple[Sequence[str], int]]
+    name: str, what: str, labels: Sequence[str], counts: Iterable[tuple[Sequence[str], float]]
 ) -> CounterMetricFamily:
     """Returns a family of counters, each with the values of its labels."""
     family = CounterMetricFamily(name, what, labels=labels)

@@ -60,6 +60,7 @@ def fleet_families(fleet: Sequence[tuple[Shown, Load]]) -> Iterator[Metric]:
     workers = [shown for shown, _ in fleet]
     yield from _worker_families(workers)
     yield from _speed_families(workers)
+    yield from _context_families(workers)
     yield _failed_halves(workers)
     yield from _transfer_families(workers)
     yield from _load_families([(shown["name"], load) for shown, load in fleet])
@@ -111,6 +112,25 @@ def _worker_families(workers: Sequence[Shown]) -> Iterator[Metric]:
         for tier, count in worker["blocks_by_tier"].items():
             blocks.add_metric([worker["name"], tier], count)
     yield from (state, down, in_flight, block_size, saved, engine, blocks)
+
+
+def _context_families(workers: Sequence[Shown]) -> Iterator[Metric]:
+    live = GaugeMetricFamily(
+        "kvsteer_live_context_tokens",
+        "Tokens of the contexts of the conversations that live on a worker, shared prefixes once",
+        labels=["worker", "model"],
+    )
+    caches = GaugeMetricFamily(
+        "kvsteer_cache_tokens",
+        "Tokens that a worker's cache has room for; absent if that is not known",
+        labels=["worker", "model"],
+    )
+    for worker in workers:
+        labels, contexts = [worker["name"], worker["model"]], worker["contexts"]
+        live.add_metric(labels, contexts["live_tokens"])
+        if contexts["cache_tokens"] is not None:
+            caches.add_metric(labels, contexts["cache_tokens"])
+    yield from (live, caches)
 
 
 def _failed_halves(workers: Sequence[Shown]) -> Metric:

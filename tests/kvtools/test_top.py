@@ -333,6 +333,13 @@ def test_screen_lists_dead_workers_and_those_without_replay_first() -> None:
     assert shown[4].endswith("replay failed")
 
 
+def test_screen_shows_how_much_of_known_caches_live_contexts_fill() -> None:
+    full = {"contexts": {"live_tokens": 300_000, "cache_tokens": 200_000}}
+    unknown = {"contexts": {"live_tokens": 900_000, "cache_tokens": None}}
+    shown = shown_of([worker("a:1") | full, worker("b:1") | unknown], [], WIDE)
+    assert shown[0].endswith("4 in flight; live contexts fill 150% of the caches")
+
+
 def test_screen_shows_that_events_are_disabled() -> None:
     assert shown_of([], [], WIDE, on=False)[0] == "0 workers: none; 0 in flight; EVENTS OFF"
 

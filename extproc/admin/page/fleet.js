@@ -73,7 +73,22 @@ function tiers(worker) {
     used === null ? null : bar([["data-tier", "device", used]], 1),
     used === null ? null : make("small", {}, `${percent(used, 1)} of the cache in use`),
     small.length ? make("small", {}, small.join(", ")) : null,
+    contexts(worker),
   ];
+}
+
+// What the conversations that live there hold of its cache.
+function contexts({ contexts: live }) {
+  if (!live?.live_tokens) return null;
+  const room = live.cache_tokens ? ` of ${count(live.cache_tokens)}` : "";
+  return make("small", { title: TITLES.contexts }, `live contexts: ${count(live.live_tokens)}${room} tokens`);
+}
+
+// The share of the caches that live contexts fill, of the workers whose caches' size is known.
+function filled(workers) {
+  const known = workers.map((one) => one.contexts).filter((one) => one?.cache_tokens);
+  const live = known.reduce((all, one) => all + one.live_tokens, 0);
+  return live ? percent(live, known.reduce((all, one) => all + one.cache_tokens, 0)) : "";
 }
 
 // Why the engine may reuse less than the worker holds, if anything is known of that.
@@ -146,6 +161,7 @@ function speed(worker) {
 
 const TITLES = {
   feed: "The stream of events in which a worker reports its cache's contents; live means that nothing is missing.",
+  contexts: "Tokens of the conversations that had a request there in the last two minutes, a prefix that several share once; and the tokens that the cache has room for. What does not fit is evicted, and computed again.",
   blocks: "Blocks of tokens that the worker holds in its cache, as its events say.",
   flying: "Requests that this router sent there and that have not ended.",
   speed: "How many prompt tokens a second the worker computes, learned from its events and answers. Costs use a speed between this one and the fleet's until enough prompts were seen.",
@@ -186,7 +202,8 @@ function summarize(workers) {
   const parts = [...states].map(([state, number]) => `${count(number)} ${state}`);
   const words = [parts.join(", ") || "none known", ...(draining ? [`${count(draining)} draining`] : []), ...(down ? [`${count(down)} down`] : [])].join("; ");
   const flying = workers.reduce((all, worker) => all + worker.in_flight, 0);
-  show(find("fleet-summary"), `${plural(workers.length, "worker")}: ${words} · ${plural(flying, "request")} in flight`);
+  const share = filled(workers);
+  show(find("fleet-summary"), `${plural(workers.length, "worker")}: ${words} · ${plural(flying, "request")} in flight${share ? ` · live contexts fill ${share} of the caches` : ""}`);
 }
 
 // The figures at the top: how much was cached, and how much more than with round robin.

@@ -70,6 +70,16 @@ class LiveContexts:
         self.own_once = self.own_returned = self.shared = 0.0
         self.expires_at = SPAN_SECONDS
 
+    @property
+    def conversations(self) -> float:
+        """Returns how many conversations live there."""
+        return self.once + self.returned
+
+    @property
+    def tokens(self) -> float:
+        """Returns the tokens of their contexts, a shared prefix once."""
+        return self.own_once + self.own_returned + self.shared
+
     def count(self, now: float, context: Context = NO_CONTEXT) -> None:
         """Counts a conversation whose last request is the one of now."""
         if now >= self.expires_at:

@@ -25,6 +25,7 @@ async def test_status_has_every_field_of_the_contract() -> None:
         "block_size": 32,
         "blocks_by_tier": {"device": 0, "host": 0, "disk": 0, "remote": 0},
         "in_flight": 0,
+        "contexts": {"conversations": 0, "live_tokens": 0, "cache_tokens": None},
         "engine": None,
         "engine_reason": ANY,
         "engine_arguments": None,

@@ -17,11 +17,13 @@ from extproc.observing.decisions import (
 from extproc.observing.recent_counts import RECENT_MINUTES
 from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.candidates.eligibility import Candidate
+from extproc.routing.claims.live_contexts import Context
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision, Split
 from extproc.routing.inputs.query import Query
 from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
+from extproc.routing.savings.belonging import Belonging
 from kvstate.overlap import Overlap, Prompt
 
 SPLIT = "kvsteer_disaggregation"
@@ -194,3 +196,32 @@ def test_calls_are_all_but_those_of_no_model() -> None:
         quick.picked_at = quick.clock()
         counts.note(decision(reason=reason), quick)
     assert (counts.calls(), counts.for_reason("unknown_model"), counts.total()) == (3, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("begins", "home", "steered", "expected"),
+    [
+        (True, "w", True, {"evicted": 68.0}),
+        (True, "other", True, {"evicted": 68.0}),
+        (False, "other", True, {"moved": 68.0}),
+        (False, "w", True, {}),
+        (True, "w", False, {}),
+    ],
+)
+def test_recomputed_tokens_are_those_of_a_live_conversation_that_its_worker_lacks(
+    begins: bool, home: str, steered: bool, expected: dict[str, float]
+) -> None:
+    made = decision(held=32)
+    belonging = Belonging(home=home, counted=Context(80.0, 20.0, 1), begins=begins)
+    made = replace(made, basis=replace(made.basis, belonging=belonging), is_steered=steered)
+    found = counted(made, decision(held=32)).recomputed_tokens
+    assert found == {("m", cause): tokens for cause, tokens in expected.items()}
+
+
+def test_recomputed_tokens_are_at_least_none() -> None:
+    belonging = Belonging(home="other", counted=Context(10.0))
+    made = decision(held=32)
+    made = replace(made, basis=replace(made.basis, belonging=belonging))
+    counts = counted(made)
+    counts.expect("m")
+    assert counts.recomputed_tokens == {("m", "moved"): 0.0, ("m", "evicted"): 0.0}

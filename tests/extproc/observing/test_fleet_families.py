@@ -1,8 +1,11 @@
+import time
+
 from prometheus_client import generate_latest
 
 from extproc.config.reader import parse
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
+from extproc.routing.claims.live_contexts import Context
 from extproc.routing.health.evidence import Judge
 from kvstate.fleet import FollowedWorkers
 
@@ -19,6 +22,18 @@ async def test_worker_down_is_distinct_from_a_worker_without_events() -> None:
     told = generate_latest(metrics).decode()
     assert 'kvsteer_worker_down{worker="127.0.0.1:1"} 0.0' in told
     assert 'kvsteer_worker_down{worker="127.0.0.1:2"} 1.0' in told
+
+
+async def test_live_contexts_and_caches_of_workers_are_shown() -> None:
+    workers = Workers(parse(CONFIG, "c"), FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
+    holdings = workers.candidates.holdings("127.0.0.1:1")
+    holdings.capacity_tokens = 400_000
+    holdings.contexts.count(time.monotonic(), Context(30_000.0, 8_000.0, 5))
+    told = generate_latest(Metrics(workers.states)).decode()
+    where = '{model="m",worker="127.0.0.1:1"}'
+    assert f"kvsteer_live_context_tokens{where} 38000.0" in told
+    assert f"kvsteer_cache_tokens{where} 400000.0" in told
+    assert told.count("kvsteer_cache_tokens{") == 1
 
 
 async def test_engine_of_a_worker_is_shown_with_its_release_or_as_unknown() -> None:

@@ -58,6 +58,7 @@ def worker(name: str) -> dict[str, Any]:
         "block_size": 16,
         "blocks_by_tier": {"device": 4},
         "in_flight": 5,
+        "contexts": {"conversations": 3, "live_tokens": 90_000, "cache_tokens": None},
         "speed": {"tokens_per_second": 12_000, "confidence": 0.75},
         "engine": {"name": "vllm", "version": "0.32.0", "frontend": "python", "source": "learned"},
         "down": "",
