@@ -22,10 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvsteer_ext_proc.proto\x12\x0fkvsteer.extproc\x1a\x1cgoogle/protobuf/struct.proto\"\x95\x05\n\x11ProcessingRequest\x12\x37\n\x0frequest_headers\x18\x02 \x01(\x0b\x32\x1c.kvsteer.extproc.HttpHeadersH\x00\x12\x38\n\x10response_headers\x18\x03 \x01(\x0b\x32\x1c.kvsteer.extproc.HttpHeadersH\x00\x12\x31\n\x0crequest_body\x18\x04 \x01(\x0b\x32\x19.kvsteer.extproc.HttpBodyH\x00\x12\x32\n\rresponse_body\x18\x05 \x01(\x0b\x32\x19.kvsteer.extproc.HttpBodyH\x00\x12\x39\n\x10request_trailers\x18\x06 \x01(\x0b\x32\x1d.kvsteer.extproc.HttpTrailersH\x00\x12:\n\x11response_trailers\x18\x07 \x01(\x0b\x32\x1d.kvsteer.extproc.HttpTrailersH\x00\x12\x33\n\x10metadata_context\x18\x08 \x01(\x0b\x32\x19.kvsteer.extproc.Metadata\x12\x46\n\nattributes\x18\t \x03(\x0b\x32\x32.kvsteer.extproc.ProcessingRequest.AttributesEntry\x12\x1a\n\x12observability_mode\x18\n \x01(\x08\x12?\n\x0fprotocol_config\x18\x0b \x01(\x0b\x32&.kvsteer.extproc.ProtocolConfiguration\x1aJ\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\x42\t\n\x07request\"\xb6\x04\n\x12ProcessingResponse\x12;\n\x0frequest_headers\x18\x01 \x01(\x0b\x32 .kvsteer.extproc.HeadersResponseH\x00\x12<\n\x10response_headers\x18\x02 \x01(\x0b\x32 .kvsteer.extproc.HeadersResponseH\x00\x12\x35\n\x0crequest_body\x18\x03 \x01(\x0b\x32\x1d.kvsteer.extproc.BodyResponseH\x00\x12\x36\n\rresponse_body\x18\x04 \x01(\x0b\x32\x1d.kvsteer.extproc.BodyResponseH\x00\x12=\n\x10request_trailers\x18\x05 \x01(\x0b\x32!.kvsteer.extproc.TrailersResponseH\x00\x12>\n\x11response_trailers\x18\x06 \x01(\x0b\x32!.kvsteer.extproc.TrailersResponseH\x00\x12@\n\x12immediate_response\x18\x07 \x01(\x0b\x32\".kvsteer.extproc.ImmediateResponseH\x00\x12\x31\n\x10\x64ynamic_metadata\x18\x08 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x36\n\rmode_override\x18\t \x01(\x0b\x32\x1f.kvsteer.extproc.ProcessingModeB\n\n\x08response\"\xe1\x01\n\x15ProtocolConfiguration\x12G\n\x11request_body_mode\x18\x01 \x01(\x0e\x32,.kvsteer.extproc.ProcessingMode.BodySendMode\x12H\n\x12response_body_mode\x18\x02 \x01(\x0e\x32,.kvsteer.extproc.ProcessingMode.BodySendMode\x12\x35\n-send_body_without_waiting_for_header_response\x18\x03 \x01(\x08\"\xfe\x04\n\x0eProcessingMode\x12K\n\x13request_header_mode\x18\x01 \x01(\x0e\x32..kvsteer.extproc.ProcessingMode.HeaderSendMode\x12L\n\x14response_header_mode\x18\x02 \x01(\x0e\x32..kvsteer.extproc.ProcessingMode.HeaderSendMode\x12G\n\x11request_body_mode\x18\x03 \x01(\x0e\x32,.kvsteer.extproc.ProcessingMode.BodySendMode\x12H\n\x12response_body_mode\x18\x04 \x01(\x0e\x32,.kvsteer.extproc.ProcessingMode.BodySendMode\x12L\n\x14request_trailer_mode\x18\x05 \x01(\x0e\x32..kvsteer.extproc.ProcessingMode.HeaderSendMode\x12M\n\x15response_trailer_mode\x18\x06 \x01(\x0e\x32..kvsteer.extproc.ProcessingMode.HeaderSendMode\"1\n\x0eHeaderSendMode\x12\x0b\n\x07\x44\x45\x46\x41ULT\x10\x00\x12\x08\n\x04SEND\x10\x01\x12\x08\n\x04SKIP\x10\x02\"n\n\x0c\x42odySendMode\x12\x08\n\x04NONE\x10\x00\x12\x0c\n\x08STREAMED\x10\x01\x12\x0c\n\x08\x42UFFERED\x10\x02\x12\x14\n\x10\x42UFFERED_PARTIAL\x10\x03\x12\x18\n\x14\x46ULL_DUPLEX_STREAMED\x10\x04\x12\x08\n\x04GRPC\x10\x05\"Q\n\x0bHttpHeaders\x12+\n\x07headers\x18\x01 \x01(\x0b\x32\x1a.kvsteer.extproc.HeaderMap\x12\x15\n\rend_of_stream\x18\x03 \x01(\x08\"/\n\x08HttpBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"<\n\x0cHttpTrailers\x12,\n\x08trailers\x18\x01 \x01(\x0b\x32\x1a.kvsteer.extproc.HeaderMap\"D\n\x0fHeadersResponse\x12\x31\n\x08response\x18\x01 \x01(\x0b\x32\x1f.kvsteer.extproc.CommonResponse\"A\n\x0c\x42odyResponse\x12\x31\n\x08response\x18\x01 \x01(\x0b\x32\x1f.kvsteer.extproc.CommonResponse\"L\n\x10TrailersResponse\x12\x38\n\x0fheader_mutation\x18\x01 \x01(\x0b\x32\x1f.kvsteer.extproc.HeaderMutation\"\x95\x02\n\x0e\x43ommonResponse\x12>\n\x06status\x18\x01 \x01(\x0e\x32..kvsteer.extproc.CommonResponse.ResponseStatus\x12\x38\n\x0fheader_mutation\x18\x02 \x01(\x0b\x32\x1f.kvsteer.extproc.HeaderMutation\x12\x34\n\rbody_mutation\x18\x03 \x01(\x0b\x32\x1d.kvsteer.extproc.BodyMutation\x12\x19\n\x11\x63lear_route_cache\x18\x05 \x01(\x08\"8\n\x0eResponseStatus\x12\x0c\n\x08\x43ONTINUE\x10\x00\x12\x18\n\x14\x43ONTINUE_AND_REPLACE\x10\x01\"\x84\x01\n\x0c\x42odyMutation\x12\x0e\n\x04\x62ody\x18\x01 \x01(\x0cH\x00\x12\x14\n\nclear_body\x18\x02 \x01(\x08H\x00\x12\x42\n\x11streamed_response\x18\x03 \x01(\x0b\x32%.kvsteer.extproc.StreamedBodyResponseH\x00\x42\n\n\x08mutation\";\n\x14StreamedBodyResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"\x91\x01\n\x11ImmediateResponse\x12+\n\x06status\x18\x01 \x01(\x0b\x32\x1b.kvsteer.extproc.HttpStatus\x12\x30\n\x07headers\x18\x02 \x01(\x0b\x32\x1f.kvsteer.extproc.HeaderMutation\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64\x65tails\x18\x05 \x01(\t\"\x1a\n\nHttpStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\"a\n\x0eHeaderMutation\x12\x37\n\x0bset_headers\x18\x01 \x03(\x0b\x32\".kvsteer.extproc.HeaderValueOption\x12\x16\n\x0eremove_headers\x18\x02 \x03(\t\"\x8e\x02\n\x11HeaderValueOption\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.kvsteer.extproc.HeaderValue\x12L\n\rappend_action\x18\x03 \x01(\x0e\x32\x35.kvsteer.extproc.HeaderValueOption.HeaderAppendAction\"}\n\x12HeaderAppendAction\x12\x1b\n\x17\x41PPEND_IF_EXISTS_OR_ADD\x10\x00\x12\x11\n\rADD_IF_ABSENT\x10\x01\x12\x1e\n\x1aOVERWRITE_IF_EXISTS_OR_ADD\x10\x02\x12\x17\n\x13OVERWRITE_IF_EXISTS\x10\x03\":\n\tHeaderMap\x12-\n\x07headers\x18\x01 \x03(\x0b\x32\x1c.kvsteer.extproc.HeaderValue\"<\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x11\n\traw_value\x18\x03 \x01(\x0c\"\xa2\x01\n\x08Metadata\x12\x46\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32-.kvsteer.extproc.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvsteer_ext_proc.proto\x12\x0fkvsteer.extproc\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\"\x95\x05\n\x11ProcessingRequest\x12\x37\n\x0frequest_headers\x18\x02 \x01(\x0b\x32\x1c.kvsteer.extproc.HttpHeadersH\x00\x12\x38\n\x10response_headers\x18\x03 \x01(\x0b\x32\x1c.kvsteer.extproc.HttpHeadersH\x00\x12\x31\n\x0crequest_body\x18\x04 \x01(\x0b\x32\x19.kvsteer.extproc.HttpBodyH\x00\x12\x32\n\rresponse_body\x18\x05 \x01(\x0b\x32\x19.kvsteer.extproc.HttpBodyH\x00\x12\x39\n\x10request_trailers\x18\x06 \x01(\x0b\x32\x1d.kvsteer.extproc.HttpTrailersH\x00\x12:\n\x11response_trailers\x18\x07 \x01(\x0b\x32\x1d.kvsteer.extproc.HttpTrailersH\x00\x12\x33\n\x10metadata_context\x18\x08 \x01(\x0b\x32\x19.kvsteer.extproc.Metadata\x12\x46\n\nattributes\x18\t \x03(\x0b\x32\x32.kvsteer.extproc.ProcessingRequest.AttributesEntry\x12\x1a\n\x12observability_mode\x18\n \x01(\x08\x12?\n\x0fprotocol_config\x18\x0b \x01(\x0b\x32&.kvsteer.extproc.ProtocolConfiguration\x1aJ\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\x42\t\n\x07request\"\xf3\x04\n\x12ProcessingResponse\x12;\n\x0frequest_headers\x18\x01 \x01(\x0b\x32 .kvsteer.extproc.HeadersResponseH\x00\x12<\n\x10response_headers\x18\x02 \x01(\x0b\x32 .kvsteer.extproc.HeadersResponseH\x00\x12\x35\n\x0crequest_body\x18\x03 \x01(\x0b\x32\x1d.kvsteer.extproc.BodyResponseH\x00\x12\x36\n\rresponse_body\x18\x04 \x01(\x0b\x32\x1d.kvsteer.extproc.BodyResponseH\x00\x12=\n\x10request_trailers\x18\x05 \x01(\x0b\x32!.kvsteer.extproc.TrailersResponseH\x00\x12>\n\x11response_trailers\x18\x06 \x01(\x0b\x32!.kvsteer.extproc.TrailersResponseH\x00\x12@\n\x12immediate_response\x18\x07 \x01(\x0b\x32\".kvsteer.extproc.ImmediateResponseH\x00\x12\x31\n\x10\x64ynamic_metadata\x18\x08 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x36\n\rmode_override\x18\t \x01(\x0b\x32\x1f.kvsteer.extproc.ProcessingMode\x12;\n\x18override_message_timeout\x18\n \x01(\x0b\x32\x19.google.protobuf.DurationB\n\n\x08response\"\xe1\x01\n\x15ProtocolConfiguration\x12G\n\x11request_body_mode\x18\x01 \x01(\x0e\x32,.kvsteer.extproc.ProcessingMode.BodySendMode\x12H\n\x12response_body_mode\x18\x02 \x01(\x0e\x32,.kvsteer.extproc.ProcessingMode.BodySendMode\x12\x35\n-send_body_without_waiting_for_header_response\x18\x03 \x01(\x08\"\xfe\x04\n\x0eProcessingMode\x12K\n\x13request_header_mode\x18\x01 \x01(\x0e\x32..kvsteer.extproc.ProcessingMode.HeaderSendMode\x12L\n\x14response_header_mode\x18\x02 \x01(\x0e\x32..kvsteer.extproc.ProcessingMode.HeaderSendMode\x12G\n\x11request_body_mode\x18\x03 \x01(\x0e\x32,.kvsteer.extproc.ProcessingMode.BodySendMode\x12H\n\x12response_body_mode\x18\x04 \x01(\x0e\x32,.kvsteer.extproc.ProcessingMode.BodySendMode\x12L\n\x14request_trailer_mode\x18\x05 \x01(\x0e\x32..kvsteer.extproc.ProcessingMode.HeaderSendMode\x12M\n\x15response_trailer_mode\x18\x06 \x01(\x0e\x32..kvsteer.extproc.ProcessingMode.HeaderSendMode\"1\n\x0eHeaderSendMode\x12\x0b\n\x07\x44\x45\x46\x41ULT\x10\x00\x12\x08\n\x04SEND\x10\x01\x12\x08\n\x04SKIP\x10\x02\"n\n\x0c\x42odySendMode\x12\x08\n\x04NONE\x10\x00\x12\x0c\n\x08STREAMED\x10\x01\x12\x0c\n\x08\x42UFFERED\x10\x02\x12\x14\n\x10\x42UFFERED_PARTIAL\x10\x03\x12\x18\n\x14\x46ULL_DUPLEX_STREAMED\x10\x04\x12\x08\n\x04GRPC\x10\x05\"Q\n\x0bHttpHeaders\x12+\n\x07headers\x18\x01 \x01(\x0b\x32\x1a.kvsteer.extproc.HeaderMap\x12\x15\n\rend_of_stream\x18\x03 \x01(\x08\"/\n\x08HttpBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"<\n\x0cHttpTrailers\x12,\n\x08trailers\x18\x01 \x01(\x0b\x32\x1a.kvsteer.extproc.HeaderMap\"D\n\x0fHeadersResponse\x12\x31\n\x08response\x18\x01 \x01(\x0b\x32\x1f.kvsteer.extproc.CommonResponse\"A\n\x0c\x42odyResponse\x12\x31\n\x08response\x18\x01 \x01(\x0b\x32\x1f.kvsteer.extproc.CommonResponse\"L\n\x10TrailersResponse\x12\x38\n\x0fheader_mutation\x18\x01 \x01(\x0b\x32\x1f.kvsteer.extproc.HeaderMutation\"\x95\x02\n\x0e\x43ommonResponse\x12>\n\x06status\x18\x01 \x01(\x0e\x32..kvsteer.extproc.CommonResponse.ResponseStatus\x12\x38\n\x0fheader_mutation\x18\x02 \x01(\x0b\x32\x1f.kvsteer.extproc.HeaderMutation\x12\x34\n\rbody_mutation\x18\x03 \x01(\x0b\x32\x1d.kvsteer.extproc.BodyMutation\x12\x19\n\x11\x63lear_route_cache\x18\x05 \x01(\x08\"8\n\x0eResponseStatus\x12\x0c\n\x08\x43ONTINUE\x10\x00\x12\x18\n\x14\x43ONTINUE_AND_REPLACE\x10\x01\"\x84\x01\n\x0c\x42odyMutation\x12\x0e\n\x04\x62ody\x18\x01 \x01(\x0cH\x00\x12\x14\n\nclear_body\x18\x02 \x01(\x08H\x00\x12\x42\n\x11streamed_response\x18\x03 \x01(\x0b\x32%.kvsteer.extproc.StreamedBodyResponseH\x00\x42\n\n\x08mutation\";\n\x14StreamedBodyResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"\x91\x01\n\x11ImmediateResponse\x12+\n\x06status\x18\x01 \x01(\x0b\x32\x1b.kvsteer.extproc.HttpStatus\x12\x30\n\x07headers\x18\x02 \x01(\x0b\x32\x1f.kvsteer.extproc.HeaderMutation\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64\x65tails\x18\x05 \x01(\t\"\x1a\n\nHttpStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\"a\n\x0eHeaderMutation\x12\x37\n\x0bset_headers\x18\x01 \x03(\x0b\x32\".kvsteer.extproc.HeaderValueOption\x12\x16\n\x0eremove_headers\x18\x02 \x03(\t\"\x8e\x02\n\x11HeaderValueOption\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.kvsteer.extproc.HeaderValue\x12L\n\rappend_action\x18\x03 \x01(\x0e\x32\x35.kvsteer.extproc.HeaderValueOption.HeaderAppendAction\"}\n\x12HeaderAppendAction\x12\x1b\n\x17\x41PPEND_IF_EXISTS_OR_ADD\x10\x00\x12\x11\n\rADD_IF_ABSENT\x10\x01\x12\x1e\n\x1aOVERWRITE_IF_EXISTS_OR_ADD\x10\x02\x12\x17\n\x13OVERWRITE_IF_EXISTS\x10\x03\":\n\tHeaderMap\x12-\n\x07headers\x18\x01 \x03(\x0b\x32\x1c.kvsteer.extproc.HeaderValue\"<\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x11\n\traw_value\x18\x03 \x01(\x0c\"\xa2\x01\n\x08Metadata\x12\x46\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32-.kvsteer.extproc.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,56 +37,56 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_options = b'8\001'
   _globals['_METADATA_FILTERMETADATAENTRY']._loaded_options = None
   _globals['_METADATA_FILTERMETADATAENTRY']._serialized_options = b'8\001'
-  _globals['_PROCESSINGREQUEST']._serialized_start=74
-  _globals['_PROCESSINGREQUEST']._serialized_end=735
-  _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_start=650
-  _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_end=724
-  _globals['_PROCESSINGRESPONSE']._serialized_start=738
-  _globals['_PROCESSINGRESPONSE']._serialized_end=1304
-  _globals['_PROTOCOLCONFIGURATION']._serialized_start=1307
-  _globals['_PROTOCOLCONFIGURATION']._serialized_end=1532
-  _globals['_PROCESSINGMODE']._serialized_start=1535
-  _globals['_PROCESSINGMODE']._serialized_end=2173
-  _globals['_PROCESSINGMODE_HEADERSENDMODE']._serialized_start=2012
-  _globals['_PROCESSINGMODE_HEADERSENDMODE']._serialized_end=2061
-  _globals['_PROCESSINGMODE_BODYSENDMODE']._serialized_start=2063
-  _globals['_PROCESSINGMODE_BODYSENDMODE']._serialized_end=2173
-  _globals['_HTTPHEADERS']._serialized_start=2175
-  _globals['_HTTPHEADERS']._serialized_end=2256
-  _globals['_HTTPBODY']._serialized_start=2258
-  _globals['_HTTPBODY']._serialized_end=2305
-  _globals['_HTTPTRAILERS']._serialized_start=2307
-  _globals['_HTTPTRAILERS']._serialized_end=2367
-  _globals['_HEADERSRESPONSE']._serialized_start=2369
-  _globals['_HEADERSRESPONSE']._serialized_end=2437
-  _globals['_BODYRESPONSE']._serialized_start=2439
-  _globals['_BODYRESPONSE']._serialized_end=2504
-  _globals['_TRAILERSRESPONSE']._serialized_start=2506
-  _globals['_TRAILERSRESPONSE']._serialized_end=2582
-  _globals['_COMMONRESPONSE']._serialized_start=2585
-  _globals['_COMMONRESPONSE']._serialized_end=2862
-  _globals['_COMMONRESPONSE_RESPONSESTATUS']._serialized_start=2806
-  _globals['_COMMONRESPONSE_RESPONSESTATUS']._serialized_end=2862
-  _globals['_BODYMUTATION']._serialized_start=2865
-  _globals['_BODYMUTATION']._serialized_end=2997
-  _globals['_STREAMEDBODYRESPONSE']._serialized_start=2999
-  _globals['_STREAMEDBODYRESPONSE']._serialized_end=3058
-  _globals['_IMMEDIATERESPONSE']._serialized_start=3061
-  _globals['_IMMEDIATERESPONSE']._serialized_end=3206
-  _globals['_HTTPSTATUS']._serialized_start=3208
-  _globals['_HTTPSTATUS']._serialized_end=3234
-  _globals['_HEADERMUTATION']._serialized_start=3236
-  _globals['_HEADERMUTATION']._serialized_end=3333
-  _globals['_HEADERVALUEOPTION']._serialized_start=3336
-  _globals['_HEADERVALUEOPTION']._serialized_end=3606
-  _globals['_HEADERVALUEOPTION_HEADERAPPENDACTION']._serialized_start=3481
-  _globals['_HEADERVALUEOPTION_HEADERAPPENDACTION']._serialized_end=3606
-  _globals['_HEADERMAP']._serialized_start=3608
-  _globals['_HEADERMAP']._serialized_end=3666
-  _globals['_HEADERVALUE']._serialized_start=3668
-  _globals['_HEADERVALUE']._serialized_end=3728
-  _globals['_METADATA']._serialized_start=3731
-  _globals['_METADATA']._serialized_end=3893
-  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=3815
-  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=3893
+  _globals['_PROCESSINGREQUEST']._serialized_start=106
+  _globals['_PROCESSINGREQUEST']._serialized_end=767
+  _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_start=682
+  _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_end=756
+  _globals['_PROCESSINGRESPONSE']._serialized_start=770
+  _globals['_PROCESSINGRESPONSE']._serialized_end=1397
+  _globals['_PROTOCOLCONFIGURATION']._serialized_start=1400
+  _globals['_PROTOCOLCONFIGURATION']._serialized_end=1625
+  _globals['_PROCESSINGMODE']._serialized_start=1628
+  _globals['_PROCESSINGMODE']._serialized_end=2266
+  _globals['_PROCESSINGMODE_HEADERSENDMODE']._serialized_start=2105
+  _globals['_PROCESSINGMODE_HEADERSENDMODE']._serialized_end=2154
+  _globals['_PROCESSINGMODE_BODYSENDMODE']._serialized_start=2156
+  _globals['_PROCESSINGMODE_BODYSENDMODE']._serialized_end=2266
+  _globals['_HTTPHEADERS']._serialized_start=2268
+  _globals['_HTTPHEADERS']._serialized_end=2349
+  _globals['_HTTPBODY']._serialized_start=2351
+  _globals['_HTTPBODY']._serialized_end=2398
+  _globals['_HTTPTRAILERS']._serialized_start=2400
+  _globals['_HTTPTRAILERS']._serialized_end=2460
+  _globals['_HEADERSRESPONSE']._serialized_start=2462
+  _globals['_HEADERSRESPONSE']._serialized_end=2530
+  _globals['_BODYRESPONSE']._serialized_start=2532
+  _globals['_BODYRESPONSE']._serialized_end=2597
+  _globals['_TRAILERSRESPONSE']._serialized_start=2599
+  _globals['_TRAILERSRESPONSE']._serialized_end=2675
+  _globals['_COMMONRESPONSE']._serialized_start=2678
+  _globals['_COMMONRESPONSE']._serialized_end=2955
+  _globals['_COMMONRESPONSE_RESPONSESTATUS']._serialized_start=2899
+  _globals['_COMMONRESPONSE_RESPONSESTATUS']._serialized_end=2955
+  _globals['_BODYMUTATION']._serialized_start=2958
+  _globals['_BODYMUTATION']._serialized_end=3090
+  _globals['_STREAMEDBODYRESPONSE']._serialized_start=3092
+  _globals['_STREAMEDBODYRESPONSE']._serialized_end=3151
+  _globals['_IMMEDIATERESPONSE']._serialized_start=3154
+  _globals['_IMMEDIATERESPONSE']._serialized_end=3299
+  _globals['_HTTPSTATUS']._serialized_start=3301
+  _globals['_HTTPSTATUS']._serialized_end=3327
+  _globals['_HEADERMUTATION']._serialized_start=3329
+  _globals['_HEADERMUTATION']._serialized_end=3426
+  _globals['_HEADERVALUEOPTION']._serialized_start=3429
+  _globals['_HEADERVALUEOPTION']._serialized_end=3699
+  _globals['_HEADERVALUEOPTION_HEADERAPPENDACTION']._serialized_start=3574
+  _globals['_HEADERVALUEOPTION_HEADERAPPENDACTION']._serialized_end=3699
+  _globals['_HEADERMAP']._serialized_start=3701
+  _globals['_HEADERMAP']._serialized_end=3759
+  _globals['_HEADERVALUE']._serialized_start=3761
+  _globals['_HEADERVALUE']._serialized_end=3821
+  _globals['_METADATA']._serialized_start=3824
+  _globals['_METADATA']._serialized_end=3986
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=3908
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=3986
 # @@protoc_insertion_point(module_scope)

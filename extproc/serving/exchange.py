@@ -5,7 +5,8 @@ An exchange is in one phase at a time:
     phase      meaning                                  what may come            then
     WAITING    the request is not complete              the request, complete    ROUTING
                                                         the end of the stream    CLOSED
-    ROUTING    the router decides                       the answers are ready    PLACED
+    ROUTING    the router decides; it may ask for more  the answers are ready    PLACED
+               time, which the proxy is told at once
                                                         it must be refused       REFUSED
                                                         the end of the stream    CLOSED
     PLACED     the proxy sends it on, response expected the end of the stream    CLOSED
@@ -34,7 +35,7 @@ from extproc.serving.proxy_message import (
     REQUEST_HEADERS,
     ProxyMessage,
 )
-from extproc.serving.router import Routed
+from extproc.serving.router import AskForTime, Routed, no_more_time
 from extproc.serving.shared_by_streams import SharedByStreams
 from extproc.serving.stream import Step, Stream
 from extproc.serving.stream_answers import Answers, HeaderValues, PickAnswer
@@ -124,16 +125,31 @@ class Exchange:
         if self._service.is_traced and not self._traceparent:
             self._traceparent = self._stream.head.traceparent
 
-    async def decide(self, request: RoutingRequest) -> Answers:
-        """Returns the answers that carry the decision for a request; waits as `Router.route`."""
+    async def decide(
+        self, request: RoutingRequest, ask_for_time: AskForTime = no_more_time
+    ) -> Answers:
+        """Returns the answers that carry the decision for a request; waits as `Router.route`.
+
+        ask_for_time: sends what `more_time` returns before these answers.
+        """
         service = self._service
+        route = service.router.route
         if not service.prepares:
-            return self._place(await service.router.route(request, self._traceparent), request)
+            return self._place(await route(request, self._traceparent, ask_for_time), request)
         prepared = await self._prepared(request)
         if isinstance(prepared, Refusal):
             return self._refuse(prepared)
-        routed = await service.router.route(prepared, self._traceparent)
+        routed = await route(prepared, self._traceparent, ask_for_time)
         return self._place(routed, prepared, is_changed=prepared.body is not request.body)
+
+    def more_time(self, seconds: float) -> Answers:
+        """Returns the message that has the proxy wait so long for the decision, if it would."""
+        return self._stream.more_time(seconds) if self.phase is _ROUTING else []
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the proxy was asked for more time, and has no answer yet."""
+        return self.phase is _ROUTING and self._stream.has_more_time
 
     async def _prepared(self, request: RoutingRequest) -> RoutingRequest | Refusal:
         """Returns a request as its worker is to get it, or the answer that refuses it."""

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from extproc._core import Budget, Session
 from extproc.base.errors import CallError, ProtocolError
 from extproc.base.logs import log_fault
-from extproc.http2.call_events import ENDED, MESSAGE, PART
+from extproc.http2.call_events import ENDED, FAILED, MESSAGE, PART
 from extproc.http2.codes import Status
 from extproc.http2.messages import LongMessage, Message, MessageParts
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -31,6 +31,10 @@ _MAX_QUEUED_BYTES = 1024 * 1024
 # The bytes charged for a kept message in addition to its content, so that hundreds of thousands of
 # short ones also reach the limit.
 _MESSAGE_BYTES = 64
+
+
+# After these, nothing more of a request comes.
+_ENDS = (ENDED, FAILED)
 
 
 class Wire(Protocol):
@@ -211,7 +215,11 @@ def _kept_bytes(kind: int, content: Any) -> int:
 
 
 class ExtProcCall(Call):
-    """One ext_proc stream; it has a task only while it awaits an answer."""
+    """One ext_proc stream; it has a task only while it awaits an answer.
+
+    A proxy that gives a request up may only end its own half of the stream (Envoy does, if its
+    client goes).
+    """
 
     def __init__(self, wire: Wire, stream_id: int, service: Service, traceparent: str) -> None:
         Call.__init__(self, wire, stream_id)  # super() costs as much as the rest of a call
@@ -246,7 +254,7 @@ class ExtProcCall(Call):
             if not isinstance(step, RoutingRequest):
                 self._answer_all(step)
                 return
-            answering = exchange.decide(step)
+            answering = exchange.decide(step, self.ask_for_time)
             waited_for = answering.send(None)
         except StopIteration as done:
             self._answer_all(done.value)
@@ -258,7 +266,31 @@ class ExtProcCall(Call):
             if waited_for is not None:
                 answering.close()
                 raise TypeError("it awaits something before asyncio.sleep(0)")
+            if self.is_over:  # its stream was gone when it asked for more time
+                answering.close()
+                return
             self._wait_for(answering)
+
+    def ask_for_time(self, seconds: float) -> bool:
+        """Has the proxy wait so many seconds for the awaited answer; returns whether it does.
+
+        It does not if the request is over by what is kept. From then on, the end of the request
+        overtakes what it awaits: nobody else would notice for as long.
+        """
+        if self._exchange is None or any(kind in _ENDS for kind, _ in self._kept or ()):
+            return False
+        asked = self._exchange.more_time(seconds)
+        self._answer_all(asked)
+        if self._awaited is not None:  # else `take` still runs, and its caller writes
+            self._wire.flush()
+        return bool(asked) and not self.is_over
+
+    def _receive_in_turn(self, kind: int, content: Any) -> bool:
+        """Takes an event as `Call` does, but an end at once if the request is held."""
+        if kind in _ENDS and self._exchange is not None and self._exchange.is_held:
+            self._take(kind, content)
+            return False
+        return super()._receive_in_turn(kind, content)
 
     def _answer_all(self, answers: Answers) -> None:
         for answer in answers:
@@ -273,7 +305,12 @@ class ExtProcCall(Call):
         service = self._service
         read = await joined(message, service.decoder, service.joining)
         del message  # its parts take as much memory as what was made of them
-        return await self._opened().receive(read)
+        exchange = self._opened()
+        step = exchange.step(read)
+        if not isinstance(step, RoutingRequest):
+            return step
+        del read
+        return await exchange.decide(step, self.ask_for_time)
 
     def end(self) -> None:
         """Ends the call with OK: the HTTP request has ended."""

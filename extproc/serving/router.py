@@ -91,6 +91,14 @@ State = Callable[[str], str]
 # caller releases the ticket at the end. A plain tuple, since every request makes one.
 Routed = tuple[Decision, Ticket | None]
 
+# Has the proxy wait so many seconds for the decision; returns whether it does.
+AskForTime = Callable[[float], bool]
+
+
+def no_more_time(_: float) -> bool:
+    """Is the `AskForTime` of those who wait no longer than they do for every decision."""
+    return False
+
 
 class Router:
     """Decides where requests go, and accounts for those in flight.
@@ -168,7 +176,12 @@ class Router:
         steered, unsteered = self.ledger.steered, self.unsteered
         metrics.registry.register(SteeringCollector(deliveries, steered, unsteered, self.steering))
 
-    async def route(self, request: RoutingRequest, traceparent: str = "") -> Routed:
+    async def route(
+        self,
+        request: RoutingRequest,
+        traceparent: str = "",
+        ask_for_time: AskForTime = no_more_time,  # noqa: ARG002 - no policy holds requests yet
+    ) -> Routed:
         """Decides where a request goes, and books it there.
 
         A request that cannot be read or keyed, for whatever reason, is placed by load.
@@ -177,7 +190,9 @@ class Router:
         until then `send(None)` can drive it without a task. A request that calls no model is
         counted, but adds to no worker's load, and no feature's `begin` sees it.
 
-        traceparent: the trace that the request belongs to, "" if none.
+        traceparent: the trace that the request belongs to, "" if none. ask_for_time: to be called
+        once, and before a wait that may be longer than the proxy's; such a wait is cancelled when
+        the proxy gives the request up.
         """
         clock = self._monotonic
         timeline = Timeline(clock, clock(), traceparent, request.head.path, request.whose)

@@ -32,8 +32,8 @@ B  FULL_DUPLEX_STREAMED, the Endpoint Picker Protocol 1.0.0: the router sends ev
     * ENDED in dialect B if the message says that it is the last one of the request.
 
 ROUTE: a `RoutingRequest` is returned. Until `place` or `refuse` answers it, the state is ROUTING,
-in which no message may arrive. Each direction has its own mode: a response is echoed if
-`response_body_mode` is FULL_DUPLEX_STREAMED.
+in which no message may arrive; in dialect A, `more_time` may be sent meanwhile. Each direction has
+its own mode: a response is echoed if `response_body_mode` is FULL_DUPLEX_STREAMED.
 
 A pick on the headers in dialect A tells Envoy not to buffer the body (mode_override, which needs
 allow_mode_override). Envoy holds the headers until the body is answered, so a pick with the body
@@ -277,6 +277,7 @@ class Stream:
     wants_status: whether to request this response's headers in dialect A, if Envoy would not send
     them; needs allow_mode_override, and a proxy that declares its modes.
     is_duplex: whether dialect B is used; in it, a request that cannot be placed must be refused.
+    has_more_time: whether Envoy was asked to wait longer for the answer to the `RoutingRequest`.
     head: of the request, an empty one before it arrived. response_head: None until the response's
     headers arrive.
     """
@@ -284,6 +285,7 @@ class Stream:
     # What few streams look at belongs to the class, since every request makes a stream.
     response_head: ResponseHead | None = None
     is_duplex = False
+    has_more_time = False
     _echoes_response = False
     _mode: int = ProcessingMode.BUFFERED
     _announced_mode: int | None = None
@@ -349,6 +351,16 @@ class Stream:
         if self.is_duplex and self._asked_with != REQUEST_HEADERS:
             answers += self._collected_echo()
         return answers
+
+    def more_time(self, seconds: float) -> Answers:
+        """Returns the message that has Envoy wait so long for the pick, if it would.
+
+        Envoy takes one for each of its messages, and none in dialect B, in which it has no timer.
+        """
+        if self.is_duplex or self.has_more_time or self.state is not _ROUTING:
+            return []
+        self.has_more_time = True
+        return [stream_answers.more_time(seconds)]
 
     def refuse(self, refusal: Refusal) -> Answers:
         """Returns the answer that refuses the request of the last `RoutingRequest`."""

@@ -317,6 +317,21 @@ def _varint(number: int) -> Iterator[int]:
     yield number
 
 
+def more_time(seconds: float) -> bytes:
+    """Returns the message that has Envoy wait so long for the answer, from when it is received.
+
+    Envoy takes one for each of its messages, and ignores what is below a millisecond or above the
+    filter's max_message_timeout.
+    """
+    whole, rest = divmod(round(seconds * 1000), 1000)
+    # google.protobuf.Duration: int64 seconds = 1, int32 nanos = 2; a 0 is left out
+    duration = bytes((0x08, *_varint(whole))) if whole else b""
+    if rest:
+        duration += bytes((0x10, *_varint(rest * 1_000_000)))
+    # ProcessingResponse: google.protobuf.Duration override_message_timeout = 10
+    return bytes((10 << 3 | _LENGTH_DELIMITED, len(duration))) + duration
+
+
 def request_headers_go_on(body_mode: int | None = None) -> ProcessingResponse:
     """Returns the answer to request headers that lets them wait for the body.
 

@@ -17,7 +17,7 @@ from extproc.routing.decision import Decision
 from extproc.routing.inputs.query import Query
 from extproc.routing.load.endpoint_load import Ticket
 from extproc.serving.exchange import Service
-from extproc.serving.router import Routed, Router
+from extproc.serving.router import AskForTime, Routed, Router, no_more_time
 from kvstate.fleet import FollowedWorkers
 
 FIRST, SECOND = "10.0.0.1:1", "10.0.0.2:1"
@@ -50,10 +50,15 @@ class Failing(Router):
     fault: Exception = RuntimeError("nobody foresaw this")
     fails: str = ""
 
-    async def route(self, request: RoutingRequest, traceparent: str = "") -> Routed:
+    async def route(
+        self,
+        request: RoutingRequest,
+        traceparent: str = "",
+        ask_for_time: AskForTime = no_more_time,
+    ) -> Routed:
         if self.fails == "route":
             raise self.fault
-        return await super().route(request, traceparent)
+        return await super().route(request, traceparent, ask_for_time)
 
     def note_answer_elsewhere(self, *told: Any) -> Any:
         if self.fails == "note_answer_elsewhere":
@@ -70,8 +75,13 @@ class Books(Failing):
     released = 0
     routed: Callable[[], None] | None = None
 
-    async def route(self, request: RoutingRequest, traceparent: str = "") -> Routed:
-        made = await super().route(request, traceparent)
+    async def route(
+        self,
+        request: RoutingRequest,
+        traceparent: str = "",
+        ask_for_time: AskForTime = no_more_time,
+    ) -> Routed:
+        made = await super().route(request, traceparent, ask_for_time)
         if self.routed is not None:
             self.routed()
         return made

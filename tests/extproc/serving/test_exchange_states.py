@@ -25,7 +25,7 @@ from extproc.routing.decision import Decision
 from extproc.routing.inputs.query import Query
 from extproc.routing.load.endpoint_load import Ticket
 from extproc.serving.exchange import MAY_FOLLOW, Exchange, Phase, Service
-from extproc.serving.router import Routed, Router
+from extproc.serving.router import AskForTime, Routed, Router, no_more_time
 from kvstate.fleet import FollowedWorkers
 from tests.extproc.messages import body, head, read, response_head, trailers
 
@@ -63,12 +63,18 @@ class Waiting(Router):
         self.booked: list[Ticket] = []
         self.released: Counter[Ticket] = Counter()
 
-    async def route(self, request: RoutingRequest, traceparent: str = "") -> Routed:
+    async def route(
+        self,
+        request: RoutingRequest,
+        traceparent: str = "",
+        ask_for_time: AskForTime = no_more_time,
+    ) -> Routed:
         for _ in range(self.waits):
+            ask_for_time(1.0)
             await once()
         if self.fails:
             raise RuntimeError("a fault of ours")
-        decision, ticket = await super().route(request, traceparent)
+        decision, ticket = await super().route(request, traceparent, ask_for_time)
         if ticket is not None:
             self.booked.append(ticket)
         return decision, ticket

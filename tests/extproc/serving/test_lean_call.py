@@ -32,7 +32,8 @@ from tests.oracles.http2.frames import PREFACE, FrameType, settings, window_upda
 from tests.oracles.http2.grpc_messages import framed
 from tests.waiting import until
 
-KINDS = ("echo", "twice", "silent", "wait", "wrong")
+KINDS = ("echo", "twice", "silent", "wait", "hold", "wrong")
+MORE = b"more"
 STREAMS = 2
 PIECE = 7
 WHOLE_WINDOW = 2**20
@@ -40,10 +41,16 @@ PATIENCE_SECONDS = 60.0
 
 
 class Answering(Asking):
-    """An exchange that answers a message as its text says, if need be once it may go on."""
+    """An exchange that answers a message as its text says, if need be once it may go on.
+
+    is_given_up: whether its request ended while it was held.
+    """
+
+    is_given_up = False
 
     def __init__(self) -> None:
         self.taken: list[bytes] = []
+        self.granted: list[bytes] = []
         self.opened = self.closed = 0
         self.faults: list[str] = []
         self.awaited: asyncio.Future[None] | None = None
@@ -53,14 +60,21 @@ class Answering(Asking):
         if self.closed or self.awaited is not None:
             self.faults.append("it gets a message after its end, or before an answer")
         self.taken.append(text)
-        if text.startswith(b"wait"):
+        if text.startswith(b"hold"):
+            self.is_held = self.ask_for_time(1.0)
+            self.granted += [text] * self.is_held
+            self.is_given_up = self.is_held  # unless it goes on
+        if text.startswith((b"wait", b"hold")):
             await asyncio.sleep(0)
             self.awaited = asyncio.get_running_loop().create_future()
             await self.awaited
-            self.awaited = None
+            self.awaited, self.is_held, self.is_given_up = None, False, False
         if text.startswith(b"wrong"):
             raise ProtocolError("it is wrong")
         return answers_to(text)
+
+    def more_time(self, seconds: float) -> list[bytes]:
+        return [MORE]
 
     def go_on(self) -> None:
         """Lets an awaited answer come."""
@@ -269,8 +283,14 @@ def test_call_keeps_its_promises_in_any_order(
         frames = play.frames(one)
         assert_answer_is_whole(frames)
         if not one.is_spoilt:
-            expected = b"".join(framed(each) for text in one.texts for each in answers_to(text))
-            assert b"".join(each.payload for each in frames if not each.kind) == expected
+            answers = [
+                each
+                for text in one.texts
+                for each in (*([MORE] if text in exchange.granted else ()), *answers_to(text))
+            ]
+            expected = b"".join(map(framed, answers))
+            said = b"".join(each.payload for each in frames if not each.kind)
+            assert expected.startswith(said) if exchange.is_given_up else said == expected
             assert b"grpc-status\x010" in frames[-1].payload
     assert not play.errors
     assert play.budget.used_bytes == 0

@@ -1,3 +1,4 @@
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -90,6 +91,14 @@ def test_echo_of_a_response_is_a_response_body() -> None:
     (answer,) = say.response_body_echo(b"x", end_of_stream=True)
     part = answer.response_body.response.body_mutation.streamed_response
     assert (part.body, part.end_of_stream) == (b"x", True)
+
+
+@given(st.integers(0, 10**8))
+def test_more_time_is_a_message_with_nothing_but_the_duration(milliseconds: int) -> None:
+    answer = ProcessingResponse(override_message_timeout=timedelta(milliseconds=milliseconds))
+    said = say.more_time(milliseconds / 1000)
+    assert said == answer.SerializeToString()
+    assert ProcessingResponse.FromString(said) == answer
 
 
 @pytest.mark.parametrize("status", [429, 503])
