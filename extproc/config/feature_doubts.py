@@ -1,7 +1,7 @@
 """Notes about optional features that, as they are configured, do nothing or less than it seems.
 
-Tenants apart, classes, siblings, pulls, stores and deletion costs are off by default; none of them
-says so at run time if something that it needs is missing.
+Tenants apart, classes, siblings, holds, pulls, stores and deletion costs are off by default; none
+of them says so at run time if something that it needs is missing.
 """
 
 from collections.abc import Iterator
@@ -21,6 +21,7 @@ def feature_doubts(config: Config) -> Iterator[str]:
     yield from _isolation(config)
     yield from _classes(config)
     yield from _siblings(config)
+    yield from _hold(config)
     yield from _pulls(config)
     for number, store in enumerate(config.stores):
         yield from _store(f"stores[{number}]", store, config)
@@ -75,6 +76,16 @@ def _siblings(config: Config) -> Iterator[str]:
     several = config.envoy.routers
     if several is not None and len(several.addresses) > 1 and several.choice == ANY:
         yield f"{scattered} envoy.routers within moments may scatter; choice standby takes one"
+
+
+def _hold(config: Config) -> Iterator[str]:
+    """Yields why no request would wait, although some should."""
+    key = "policy.hold.enabled"
+    if not config.policy.hold.enabled:
+        return
+    yield from _without_cost(key, config)
+    if not _has_feeds(config):
+        yield f"{key}: nobody waits: without events nobody knows what workers hold"
 
 
 def _without_cost(key: str, config: Config) -> Iterator[str]:

@@ -27,6 +27,7 @@ from extproc.config.sections import (
     CacheAware,
     Classes,
     Disaggregation,
+    HoldSettings,
     Isolation,
     Log,
     PrefixCacheSettings,
@@ -512,6 +513,7 @@ class Policy:
         minimum=1,
     )
     classes: Classes | None = setting("classes of requests, which go before each other", None)
+    hold: HoldSettings = setting("requests that wait until there is room", HoldSettings)
     shed: bool = setting("true: answer 429 if all workers are above max_in_flight", default=False)
     refuse: bool = setting("true: answer 503 if no worker may take a request", default=False)
 

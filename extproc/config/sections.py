@@ -236,6 +236,46 @@ class Classes:
     of: tuple[ClassSettings, ...] = setting("the classes, two at least")
 
 
+# How much longer than a hold's bound a proxy waits: a busy router is late.
+HOLD_MARGIN_SECONDS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class HoldSettings:
+    """Requests that wait in the router while live contexts exceed the workers' caches.
+
+    Those whose contexts would have to be computed anew wait, until there is room or the bound.
+    Envoy must be configured to wait as long: `envoy_seconds`.
+    """
+
+    enabled: bool = setting(
+        "true: while live contexts exceed the caches, those that lost theirs wait in the router",
+        default=False,
+    )
+    fill_percent: int = setting(
+        "share of the caches that live contexts may fill before others wait",
+        115,
+        minimum=1,
+    )
+    bound_seconds: int = setting(
+        "longest wait of a request",
+        120,
+        minimum=1,
+        maximum=600,
+    )
+    max_requests: int = setting(
+        "most requests that wait in one router",
+        512,
+        minimum=1,
+        maximum=100_000,
+    )
+
+    @property
+    def envoy_seconds(self) -> int:
+        """How long Envoy must let a request wait, and the most that the router may ask it for."""
+        return self.bound_seconds + HOLD_MARGIN_SECONDS
+
+
 # What becomes of a request that names no tenant, and of all requests while the router is away.
 REFUSE, COMMON = "refuse", "common"
 OPEN, CLOSED = "open", "closed"

@@ -19,6 +19,7 @@ TENANTS = "isolation: {{header: h, secret_file: {}, share: [{}]}}"
 CLASSES = "policy: {{classes: {{header: h, default: a, of: [{{name: a}}, {{name: b{}}}]}}}}"
 SIBLINGS = "policy: {{name: {}, cost: {{siblings_percent: 60}}}}"
 ROUTERS = "envoy: {{routers: {{addresses: ['r:1', 'q:1'], choice: {}}}}}"
+HOLD = "policy: {{name: {}, hold: {{enabled: true}}}}"
 PULLS = "disaggregation: {connector: offloading, min_pulled_tokens: 64, price_pulls: true}"
 STORE = "stores: [{{name: s, workers: ['{}']{}}}]"
 PODS = "discovery: {kubernetes: {selector: a, deletion_cost: true}}"
@@ -52,6 +53,11 @@ SHARED = "sharing: {url: 'directory:/d'}"
         ([ONE_MODEL, WORKERS, ROUTERS.format("any")], ["2 routers in turn, which share nothing"]),
         ([ONE_MODEL, WORKERS, ROUTERS.format("any"), SHARED], []),
         ([ONE_MODEL, WORKERS, ROUTERS.format("any").replace(", 'q:1'", "")], []),
+        ([ONE_MODEL, WORKERS, "policy: {name: random, hold: {fill_percent: 90}}"], []),
+        ([ONE_MODEL, WORKERS, HOLD.format("cost")], []),
+        ([ONE_MODEL, WORKERS, HOLD.format("random")], ["nothing with policy.name random"]),
+        ([ONE_MODEL, NO_FEEDS, HOLD.format("cost")], ["nobody waits: without events"]),
+        ([ONE_MODEL, WORKERS, OFF, HOLD.format("cost")], ["nobody waits: without events"]),
         ([ONE_MODEL, WORKERS, PULLS], ["1 of 2 workers have a transfer_port"]),
         ([ONE_MODEL, WORKERS, PULLS, "discovery: {file: f}"], []),
         ([ONE_MODEL, NO_FEEDS, PULLS.replace("true", "false"), RANDOM], ["without events nobody"]),

@@ -82,6 +82,10 @@ def with_events(rest: str) -> str:
             "policy.max_in_flight: must be at least 1, is 0",
         ),
         (
+            [MODEL, WORKER, "policy: {hold: {bound_seconds: 601}}"],
+            "policy.hold.bound_seconds: must be at most 600, is 601",
+        ),
+        (
             [MODEL, WORKER, "policy: {rank_header: 'a b'}"],
             "policy.rank_header: is not a valid header name: 'a b'",
         ),
