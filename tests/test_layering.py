@@ -35,6 +35,7 @@ CORE = {
     "extproc.envoy.hashing",
     "kvtools.envoy.envoy_patch",
     "extproc.envoy.envoy_routers",
+    "kvtools.envoy.hold_limits",
     "kvtools.envoy.yaml_edit",
     "kvstate.scan",
     "kvstate.seldom",

@@ -217,6 +217,8 @@ def ext_proc_filter(config: Config) -> ext_proc.ExternalProcessor:
     headers, bodies = ext_proc.ProcessingModeHeaderSendMode, ext_proc.ProcessingModeBodySendMode
     namespaces = ext_proc.MetadataOptionsMetadataNamespaces(untyped=[DESTINATION_NAMESPACE])
     options = ext_proc.MetadataOptions(receiving_namespaces=namespaces)
+    hold = config.policy.hold
+    longest = timedelta(seconds=hold.envoy_seconds) if hold.enabled else None
     reads_responses = config.accounting.responses != "none"
     if reads_responses:  # the cluster writes into it which worker answered
         options.forwarding_namespaces = namespaces
@@ -227,6 +229,7 @@ def ext_proc_filter(config: Config) -> ext_proc.ExternalProcessor:
         ),
         failure_mode_allow=config.isolation is None or config.isolation.fail == OPEN,
         message_timeout=timedelta(milliseconds=config.envoy.message_timeout_ms),
+        max_message_timeout=longest,  # of a message for which the router asks for more time
         processing_mode=ext_proc.ProcessingMode(
             request_header_mode=headers.SEND,
             request_body_mode=bodies.BUFFERED,

@@ -20,6 +20,7 @@ from extproc.requests.request import PATHS
 from kvstate.undecodable import UNDECODABLE
 from kvtools.doctor.findings import Finding, Subject, name_list
 from kvtools.doctor.tenancy import judge_failure_mode
+from kvtools.envoy.hold_limits import low_limits, seconds
 from kvtools.envoy.path_rewrites import unrecognized
 
 Node = Mapping[str, Any]
@@ -104,6 +105,7 @@ def _filters(about: Subject, config: Config, parts: object, hosts: Hosts) -> Ite
                 yield from judge_rewrites(about, config, around)
                 if _mode(ext_proc) != _DUPLEX:
                     yield from judge_buffers(about, config, around)
+                    yield from judge_holds(about, config, ext_proc, around)
     if not has_filter:
         yield about.wrong("envoy-no-ext-proc", "no listener has an ext_proc filter")
     elif not any(map(overrides, nodes(parts))):
@@ -434,6 +436,25 @@ def judge_routes(about: Subject, around: FilterContext) -> Iterator[Finding]:
             yield about.wrong("envoy-no-retries", says)
 
 
+def judge_holds(
+    about: Subject, config: Config, ext_proc: Node, around: FilterContext
+) -> Iterator[Finding]:
+    """Yields the limits that end a request before the router lets it go (`policy.hold`)."""
+    hold = config.policy.hold
+    if not hold.enabled:
+        return
+    needed = hold.envoy_seconds
+    limit = seconds(ext_proc.get("max_message_timeout"), 0.0)
+    if limit < needed:
+        says = f"max_message_timeout is {limit:g} s, but the router may ask for {needed} s"
+        yield about.wrong("envoy-hold-message-timeout", f"{says} (policy.hold.bound_seconds)")
+    for one in _llm_routes(around):
+        for low in low_limits(around.manager, mapping(one.route.get("route")), needed):
+            whose = f"{one.where}: its" if low.is_of_route else "the connection manager's"
+            says = f"{whose} {low.key} of {low.seconds:g} s ends requests that wait in the router"
+            yield about.wrong("envoy-hold-limit", f"{says}, as they may for {needed} s")
+
+
 def judge_rewrites(about: Subject, config: Config, around: FilterContext) -> Iterator[Finding]:
     """Yields the routes to the workers whose requests the router does not recognize."""
     for tree, host in around.hosts:
@@ -535,11 +556,3 @@ def number(value: object, default: int) -> int:
     """Returns a number of 0 or more, given as a number or as text; else the default."""
     text = str(value)
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else default
-
-
-def seconds(value: object, default: float) -> float:
-    """Returns the seconds of a duration such as "0.5s"; the default if it is no duration."""
-    try:
-        return float(str(value).removesuffix("s"))
-    except ValueError:
-        return default

@@ -295,6 +295,16 @@ FAULTS: Mapping[str, Fault] = {
     "envoy-message-timeout": Fault(
         "envoy", "raise ext_proc's `message_timeout` above `extproc.deadline_ms`"
     ),
+    "envoy-hold-message-timeout": Fault(
+        "envoy",
+        "set ext_proc's `max_message_timeout` ten seconds above `policy.hold.bound_seconds`, as"
+        " `kvsteer envoy` does",
+    ),
+    "envoy-hold-limit": Fault(
+        "envoy",
+        "set it ten seconds above `policy.hold.bound_seconds`, or to 0s; `idle_timeout` of a route"
+        " counts instead of `stream_idle_timeout`",
+    ),
     "envoy-fails-closed": Fault("envoy", "set `failure_mode_allow: true` in ext_proc"),
     "envoy-fails-open": Fault(
         "envoy", "set `failure_mode_allow: false` in ext_proc, or `isolation.fail: open`"

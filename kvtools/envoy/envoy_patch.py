@@ -34,6 +34,7 @@ from extproc.envoy.envoy_config import (
     worker_http,
 )
 from extproc.envoy.hashing import session_hashes
+from kvtools.envoy.hold_limits import IDLE, MANAGERS_IDLE, low_limits
 from kvtools.envoy.path_rewrites import unrecognized
 from kvtools.envoy.yaml_edit import KeyPath, YamlText
 
@@ -69,6 +70,10 @@ _HTTP_KEYS = (
     "http2_protocol_options",
     "upstream_http_protocol_options",
 )
+
+# Limits of requests, in a connection manager and in a route's action.
+_MANAGERS_LIMITS = (MANAGERS_IDLE, "request_timeout", "common_http_protocol_options")
+_ROUTES_LIMITS = (IDLE, "max_stream_duration")
 
 _ROUTER_FILTER = "envoy.filters.http.router"
 
@@ -393,7 +398,7 @@ class _Patcher:
         if self._field(routes, "vhds") is not None:
             self._refuse(routes.path, "takes virtual hosts from VHDS")
         for host in self._hosts(manager):
-            self._patch_host(host, ours)
+            self._patch_host(manager, host, ours)
         if self._choice.access_log:
             self._add_log_fields(manager)
 
@@ -454,7 +459,7 @@ class _Patcher:
         else:
             self._file.insert((*manager.path, key), len(present), ours, comment)
 
-    def _patch_host(self, host: _Object, ours: set[str]) -> None:
+    def _patch_host(self, manager: _Object, host: _Object, ours: set[str]) -> None:
         if self._field(host, "matcher") is not None:
             self._refuse(host.path, "chooses routes by a matcher, which is not supported")
         routes = self._objects(host, "routes")
@@ -471,6 +476,7 @@ class _Patcher:
             elif targets & ours:
                 self._check_unset(route)
                 self._serve(host, route)
+                self._let_wait(manager, _Object((*route.path, "route"), route.tree["route"]))
             else:
                 self._switch_off(route)
 
@@ -517,6 +523,24 @@ class _Patcher:
         if self._field(action, "timeout") is None:
             note = "has no timeout, so Envoy's default of 15 s applies; generations may take longer"
             self._notes.append(f"{_place(action.path)} {note}")
+
+    def _let_wait(self, manager: _Object, action: _Object) -> None:
+        """Lets the requests of a route wait in the router as long as it may hold them."""
+        hold = self._config.policy.hold
+        if not hold.enabled:
+            return
+        for there, keys in ((manager, _MANAGERS_LIMITS), (action, _ROUTES_LIMITS)):
+            for key in keys:
+                self._field(there, key)
+        needed = hold.envoy_seconds
+        for low in low_limits(manager.tree, action.tree, needed):
+            if low.key == MANAGERS_IDLE:
+                comment = "Requests may wait in KVSteer (policy.hold)."
+                self._file.put(action.path, IDLE, f"{needed}s", comment)
+                continue
+            where = action.path if low.is_of_route else manager.path
+            note = f"its {low.key} of {low.seconds:g} s ends requests that may wait for {needed} s"
+            self._notes.append(f"{_place(where)}: {note} (policy.hold)")
 
     # ---- access logs -----------------------------------------------------------------------------
 

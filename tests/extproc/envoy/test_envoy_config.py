@@ -32,6 +32,7 @@ from extproc.config.sections import (
     Classes,
     ClassSettings,
     Disaggregation,
+    HoldSettings,
     Isolation,
     Routers,
 )
@@ -352,6 +353,17 @@ def test_limits_and_addresses_follow_the_configuration() -> None:
     (listener,) = tree["static_resources"]["listeners"]
     assert listener["address"] == socket_address("0.0.0.0", 80)
     assert tree["admin"]["address"] == socket_address("::1", 9)
+
+
+def test_envoy_waits_longer_than_a_hold_and_without_holds_has_no_such_limit() -> None:
+    holds = Policy(hold=HoldSettings(enabled=True, bound_seconds=240))
+    tree = parsed(configuration(policy=holds))
+    assert ext_proc(tree)["max_message_timeout"] == "250s"
+    assert connection_manager(tree)["stream_idle_timeout"] == "0s"
+    assert {one["route"]["timeout"] for one in virtual_host(tree)["routes"]} == {"0s"}
+    off = Policy(hold=HoldSettings(bound_seconds=240))
+    assert render(configuration(policy=off)) == render(configuration())
+    assert "max_message_timeout" not in render(configuration())
 
 
 def test_localhost_is_rendered_as_an_ip_address() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from extproc.config.schema import Accounting, Config, Envoy, ExtProc, Tls
-from extproc.config.sections import Isolation, Routers, SharingSettings
+from extproc.config.schema import Accounting, Config, Envoy, ExtProc, Policy, Tls
+from extproc.config.sections import HoldSettings, Isolation, Routers, SharingSettings
 from kvtools.doctor.envoy_dump import (
     FilterContext,
     hosts_in,
@@ -21,7 +21,6 @@ from kvtools.doctor.envoy_dump import (
     mapping,
     nodes,
     number,
-    seconds,
     type_of,
     typed,
 )
@@ -176,6 +175,40 @@ def test_response_headers_must_be_sent_for_accounting() -> None:
     dump = {"configs": [{"filter_chains": [one]}, OVERRIDE]}
     found = judge_envoy(Subject("envoy"), accounting, json.dumps(dump).encode(), {}, {})
     assert [one.code for one in found] == ["envoy-response-headers"]
+
+
+def hold_codes(*, changes: Any = None, route: Any = None, **manager_: Any) -> list[str]:
+    """The findings of an Envoy before a router that holds requests for up to two minutes."""
+    holding = replace(CONFIG, policy=Policy(hold=HoldSettings(enabled=True, bound_seconds=120)))
+    to_workers = {"cluster": "w", "timeout": "0s", "retry_policy": {"retry_on": "reset"}}
+    routes = [{"match": {"prefix": "/"}, "route": to_workers | (route or {})}]
+    settings = ext_proc(max_message_timeout="130s") | (changes or {})
+    hosts = {"virtual_hosts": [host(routes=routes)]}
+    one = manager(settings, route_config=hosts, **manager_)
+    workers = {"@type": f"{TYPE}.config.cluster.v3.Cluster", "name": "w", "policies": [OVERRIDE]}
+    dump = {"configs": [{"filter_chains": [one]}, workers]}
+    found = judge_envoy(Subject("envoy"), holding, json.dumps(dump).encode(), {}, {})
+    return [each.code for each in found]
+
+
+def test_envoy_that_waits_as_long_as_the_router_may_hold_is_right() -> None:
+    assert hold_codes() == [""]
+    assert hold_codes(stream_idle_timeout="0s", request_timeout="130s") == [""]
+    assert hold_codes(route={"idle_timeout": "130s"}, stream_idle_timeout="60s") == [""]
+
+
+@pytest.mark.parametrize("limit", ["129.9s", "0s", None])
+def test_max_message_timeout_below_what_the_router_asks_for_is_found(limit: str | None) -> None:
+    assert hold_codes(changes={"max_message_timeout": limit}) == ["envoy-hold-message-timeout"]
+    streamed = {"max_message_timeout": limit, "processing_mode": DUPLEX}
+    assert hold_codes(changes=streamed) == [""]
+
+
+@pytest.mark.parametrize("key", ["stream_idle_timeout", "request_timeout"])
+def test_limit_that_ends_held_requests_is_found(key: str) -> None:
+    assert hold_codes(**{key: "60s"}) == ["envoy-hold-limit"]
+    assert hold_codes(route={"idle_timeout": "60s"}) == ["envoy-hold-limit"]
+    assert codes_of(manager(ext_proc(), **{key: "60s"})) == [""]
 
 
 PLAIN = Config()
@@ -514,10 +547,6 @@ def test_mapping_and_listing_are_empty_for_another_shape() -> None:
 )
 def test_number_reads_numbers_or_returns_the_default(value: object, expected: int) -> None:
     assert number(value, 7) == expected
-
-
-def test_seconds_reads_durations_or_returns_the_default() -> None:
-    assert (seconds("0.5s", 7.0), seconds(None, 7.0)) == (0.5, 7.0)
 
 
 def rewrite_codes(config: Config, *routes: Any) -> list[str]:

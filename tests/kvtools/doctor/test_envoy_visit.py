@@ -12,8 +12,8 @@ import pytest
 import yaml
 from aiohttp import ClientSession, web
 
-from extproc.config.schema import Accounting, Config, Envoy, ExtProc, WorkerSettings
-from extproc.config.sections import RouterTls
+from extproc.config.schema import Accounting, Config, Envoy, ExtProc, Policy, WorkerSettings
+from extproc.config.sections import HoldSettings, RouterTls
 from extproc.envoy.endpoint_files import Lane, assignment, path_of
 from extproc.envoy.envoy_config import render
 from kvtools.doctor.doctor import examine
@@ -243,6 +243,18 @@ async def test_silent_causes_of_other_picks_are_found(
     tree = yaml.safe_load(render(config))
     plant(tree)
     assert await found_in(config, yaml.safe_dump(tree)) == [(Severity.WRONG, code)]
+
+
+async def test_envoy_that_does_not_wait_for_held_requests_is_found() -> None:
+    config = configuration()
+    holding = replace(config, policy=Policy(hold=HoldSettings(enabled=True)))
+    assert await found_in(holding, render(holding)) == [(Severity.RIGHT, "")]
+    tree = yaml.safe_load(render(config))
+    _, host, _ = parts(tree)
+    host["routes"][0]["route"]["idle_timeout"] = "60s"
+    found = await found_in(holding, yaml.safe_dump(tree))
+    codes = ["envoy-hold-message-timeout", "envoy-hold-limit"]
+    assert found == [(Severity.WRONG, code) for code in codes]
 
 
 async def test_response_without_trailers_is_noted() -> None:

@@ -308,6 +308,61 @@ def test_patch_finds_the_cluster_by_its_workers_or_its_name() -> None:
     )
 
 
+HOLD = "policy: {{hold: {{enabled: true, bound_seconds: {}}}}}\n"
+STAT = "                stat_prefix: edge\n"
+
+
+def limited(limits: str, seconds: int) -> Patch:
+    """The file with limits in its connection manager, for a router that holds so long."""
+    text = changed((STAT, f"{STAT}                {limits}\n")) if limits else USER
+    return patch(text, more=HOLD.format(seconds))
+
+
+def test_patch_lets_requests_wait_for_a_hold() -> None:
+    found = tree(limited("", 120).text)
+    (settings,) = [one for one in manager(found)["http_filters"] if one["name"] == FILTER]
+    assert settings["typed_config"]["max_message_timeout"] == "130s"
+    assert [one["route"].get("idle_timeout") for one in routes(found)] == [None, None]
+    assert patch(more=HOLD.format(120).replace("true", "false")).text == patch().text
+
+
+@pytest.mark.parametrize(
+    ("limits", "seconds", "idle"),
+    [
+        ("", 600, "610s"),
+        ("stream_idle_timeout: 60s", 120, "130s"),
+        ("stream_idle_timeout: 0s", 600, None),
+    ],
+)
+def test_patch_raises_the_idle_timeout_of_routes_to_workers_alone(
+    limits: str, seconds: int, idle: str | None
+) -> None:
+    found = limited(limits, seconds)
+    assert [one["route"].get("idle_timeout") for one in routes(tree(found.text))] == [None, idle]
+    assert found.notes == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "note"),
+    [
+        ("request_timeout: 30s", "its request_timeout of 30 s ends requests that may wait"),
+        ("common_http_protocol_options: {max_stream_duration: 30s}", "its max_stream_duration of"),
+    ],
+)
+def test_patch_notes_limits_that_end_held_requests(limits: str, note: str) -> None:
+    (shown,) = limited(limits, 120).notes
+    assert note in shown
+    assert shown.endswith("for 130 s (policy.hold)")
+
+
+def test_patch_keeps_a_routes_own_idle_timeout_and_notes_it() -> None:
+    mine = tree(USER)
+    routes(mine)[1]["route"]["idle_timeout"] = "5s"
+    found = patch(yaml.safe_dump(mine), more=HOLD.format(120))
+    assert routes(tree(found.text))[1]["route"]["idle_timeout"] == "5s"
+    assert any("route: its idle_timeout of 5 s ends" in note for note in found.notes)
+
+
 LB = "lb_policy: ROUND_ROBIN  # fair"
 SHOP = "route: { cluster: shop, timeout: 5s }"
 TYPED = f"{' ' * 26}typed_per_filter_config: {{{FILTER}: {{disabled: true}}}}\n"
