@@ -20,7 +20,7 @@ from extproc.requests.request import RoutingRequest
 from extproc.serving.exchange import Exchange, Service
 from extproc.serving.health_service import WATCH_SECONDS, Health, ServingStatus
 from extproc.serving.long_message import joined
-from extproc.serving.proxy_message import ProxyMessage
+from extproc.serving.proxy_message import OF_RESPONSES, ProxyMessage
 from extproc.serving.stream_answers import Answers
 
 log = logging.getLogger("kvsteer.extproc")
@@ -31,10 +31,6 @@ _MAX_QUEUED_BYTES = 1024 * 1024
 # The bytes charged for a kept message in addition to its content, so that hundreds of thousands of
 # short ones also reach the limit.
 _MESSAGE_BYTES = 64
-
-
-# After these, nothing more of a request comes.
-_ENDS = (ENDED, FAILED)
 
 
 class Wire(Protocol):
@@ -218,7 +214,7 @@ class ExtProcCall(Call):
     """One ext_proc stream; it has a task only while it awaits an answer.
 
     A proxy that gives a request up may only end its own half of the stream (Envoy does, if its
-    client goes).
+    client goes), or send the headers of its own response (if a timeout of its ends the request).
     """
 
     def __init__(self, wire: Wire, stream_id: int, service: Service, traceparent: str) -> None:
@@ -274,10 +270,10 @@ class ExtProcCall(Call):
     def ask_for_time(self, seconds: float) -> bool:
         """Has the proxy wait so many seconds for the awaited answer; returns whether it does.
 
-        It does not if the request is over by what is kept. From then on, the end of the request
-        overtakes what it awaits: nobody else would notice for as long.
+        It does not if the request is over by what is kept. From then on, what ends the request
+        overtakes the answer: nobody would notice it for as long.
         """
-        if self._exchange is None or any(kind in _ENDS for kind, _ in self._kept or ()):
+        if self._exchange is None or any(self._ends_request(*one) for one in self._kept or ()):
             return False
         asked = self._exchange.more_time(seconds)
         self._answer_all(asked)
@@ -286,11 +282,26 @@ class ExtProcCall(Call):
         return bool(asked) and not self.is_over
 
     def _receive_in_turn(self, kind: int, content: Any) -> bool:
-        """Takes an event as `Call` does, but an end at once if the request is held."""
-        if kind in _ENDS and self._exchange is not None and self._exchange.is_held:
+        """Takes an event as `Call` does, but at once if it ends a request that is held."""
+        is_held = self._exchange is not None and self._exchange.is_held
+        if not is_held or not self._ends_request(kind, content):
+            return super()._receive_in_turn(kind, content)
+        if kind == FAILED:
             self._take(kind, content)
+        else:
+            self.finish()
+        return False
+
+    def _ends_request(self, kind: int, content: Any) -> bool:
+        """Returns whether nobody waits for a pick after an event: the proxy ends or answers it."""
+        if kind != MESSAGE or isinstance(content, MessageParts):
+            return kind in (ENDED, FAILED)
+        try:
+            is_read = isinstance(content, ProxyMessage)
+            read = content if is_read else self._service.decoder.decode(content)
+        except DecodeError:
             return False
-        return super()._receive_in_turn(kind, content)
+        return read.kind in OF_RESPONSES
 
     def _answer_all(self, answers: Answers) -> None:
         for answer in answers:

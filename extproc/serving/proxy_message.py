@@ -20,6 +20,9 @@ RESPONSE_BODY: Final = 5
 REQUEST_TRAILERS: Final = 6
 RESPONSE_TRAILERS: Final = 7
 
+# Those of a response.
+OF_RESPONSES: Final = frozenset((RESPONSE_HEADERS, RESPONSE_BODY, RESPONSE_TRAILERS))
+
 NAMES: Final = {
     "request_headers": REQUEST_HEADERS,
     "response_headers": RESPONSE_HEADERS,

@@ -71,10 +71,10 @@ from extproc.serving.proxy_decoder import head_of
 from extproc.serving.proxy_message import (
     NAMES,
     NO_KIND,
+    OF_RESPONSES,
     REQUEST_BODY,
     REQUEST_HEADERS,
     REQUEST_TRAILERS,
-    RESPONSE_BODY,
     RESPONSE_HEADERS,
     RESPONSE_TRAILERS,
     TEXT_BYTES,
@@ -207,8 +207,6 @@ class StreamState(StrEnum):
 _HEAD, _BODY, _ROUTING = StreamState.HEAD, StreamState.BODY, StreamState.ROUTING
 _PLACED, _ENDED = StreamState.PLACED, StreamState.ENDED
 
-_OF_RESPONSES = frozenset((RESPONSE_HEADERS, RESPONSE_BODY, RESPONSE_TRAILERS))
-
 Step = Answers | RoutingRequest
 _Row = Callable[["Stream", ProxyMessage], Step]
 
@@ -318,7 +316,7 @@ class Stream:
     def _other(self, message: ProxyMessage) -> Step:
         """Handles a message of the response, which may come in any state, or a wrong one."""
         kind = message.kind
-        if kind in _OF_RESPONSES:
+        if kind in OF_RESPONSES:
             return self._response(message)
         if kind == NO_KIND:
             raise ProtocolError("message without a request")

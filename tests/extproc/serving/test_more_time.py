@@ -13,8 +13,8 @@ from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingResponse
 from extproc.requests.request import RoutingRequest
 from extproc.serving.lean_server import LeanServer
 from extproc.serving.router import AskForTime, Routed, no_more_time
-from tests.extproc.messages import body, head
-from tests.extproc.serving.running import PROMPT, Running
+from tests.extproc.messages import body, head, response_head, trailers
+from tests.extproc.serving.running import PROMPT, WORKER, Running
 from tests.waiting import until
 
 DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
@@ -157,6 +157,21 @@ async def test_wait_is_cancelled_when_the_proxy_gives_the_request_up(
     await assert_all_is_released(running, holding)
 
 
+@pytest.mark.parametrize("served", ["", WORKER], ids=["plain", "with metadata"])
+async def test_wait_is_cancelled_when_the_proxy_answers_the_request_itself(
+    running: Running, holding: Holding, served: str
+) -> None:
+    call = await held(running)
+    message = response_head(408)
+    if served:  # which the session leaves to protobuf
+        fields = message.metadata_context.filter_metadata["envoy.lb"].fields
+        fields["x-gateway-destination-endpoint-served"].string_value = served
+    await call.write(message)
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() == grpc.StatusCode.OK
+    await assert_all_is_released(running, holding)
+
+
 async def test_wait_is_cancelled_when_the_server_stops(running: Running, holding: Holding) -> None:
     call = await held(running)
     await running.server.stop()
@@ -176,6 +191,16 @@ async def test_request_that_is_over_gets_no_more_time(running: Running, holding:
     assert await call.read() is grpc.aio.EOF
     assert holding.granted == [False, False]
     assert running.in_flight == 0
+
+
+async def test_other_messages_are_answered_after_the_pick(
+    running: Running, holding: Holding
+) -> None:
+    call = await held(running)
+    await call.write(trailers())
+    holding.gate.set()
+    answers = [(await call.read()).WhichOneof("response") for _ in range(2)]
+    assert answers == ["request_body", "request_trailers"]
 
 
 async def test_held_stream_outlives_what_bounds_silent_peers(
