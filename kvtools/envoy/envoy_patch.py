@@ -72,7 +72,7 @@ _HTTP_KEYS = (
 )
 
 # Limits of requests, in a connection manager and in a route's action.
-_MANAGERS_LIMITS = (MANAGERS_IDLE, "request_timeout", "common_http_protocol_options")
+_MANAGERS_LIMITS = (MANAGERS_IDLE, "common_http_protocol_options")
 _ROUTES_LIMITS = (IDLE, "max_stream_duration")
 
 _ROUTER_FILTER = "envoy.filters.http.router"

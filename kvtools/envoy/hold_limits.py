@@ -1,8 +1,9 @@
 """Which of Envoy's limits end a request that waits in the router (`policy.hold`).
 
 Sources: `HttpConnectionManager` with its `HttpProtocolOptions`, and `RouteAction`. An idle timeout
-runs while ext_proc awaits an answer, since nothing passes; a route's `timeout` does not, since it
-begins with the request to the worker.
+runs while ext_proc awaits an answer, since nothing passes. `request_timeout` does not, since the
+request has been received; nor does a route's `timeout`, which begins with the request to the worker
+(tests/system/processes/test_holds.py runs them all).
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,13 +36,12 @@ def low_limits(manager: Node, action: Node, needed: float) -> Iterator[HoldLimit
     idle = HoldLimit(MANAGERS_IDLE, seconds(manager.get(MANAGERS_IDLE), DEFAULT_IDLE_SECONDS))
     if action.get(IDLE) is not None:
         idle = HoldLimit(IDLE, seconds(action[IDLE], 0.0), is_of_route=True)
-    request = HoldLimit("request_timeout", seconds(manager.get("request_timeout"), 0.0))
     options = _part(manager, "common_http_protocol_options")
     whole = HoldLimit(_DURATION, seconds(options.get(_DURATION), 0.0))
     own = _part(action, _DURATION).get(_DURATION)
     if own is not None:
         whole = HoldLimit(_DURATION, seconds(own, 0.0), is_of_route=True)
-    yield from (one for one in (idle, request, whole) if 0 < one.seconds < needed)
+    yield from (one for one in (idle, whole) if 0 < one.seconds < needed)
 
 
 def _part(tree: Node, key: str) -> Node:

@@ -31,18 +31,17 @@ def test_idle_timeout_of_a_route_counts_instead_of_the_managers() -> None:
     assert own == [HoldLimit("idle_timeout", 0.5, is_of_route=True)]
 
 
-def test_limits_of_whole_requests_count_and_the_routes_timeout_does_not() -> None:
-    assert low(130.0, {"request_timeout": "9s"}) == [HoldLimit("request_timeout", 9.0)]
+def test_limit_of_whole_streams_counts_and_those_of_their_parts_do_not() -> None:
     assert low(130.0, of_manager("9s")) == [HoldLimit("max_stream_duration", 9.0)]
     own = low(130.0, of_manager("9s"), of_route("8s"))
     assert own == [HoldLimit("max_stream_duration", 8.0, is_of_route=True)]
     assert low(130.0, of_manager("9s"), of_route("0s")) == []
-    assert low(130.0, {}, {"timeout": "1s"}) == []
+    assert low(130.0, {"request_timeout": "9s"}, {"timeout": "1s"}) == []
 
 
 @pytest.mark.parametrize("odd", [None, "soon", [], {"a": 1}])
 def test_setting_that_is_no_duration_is_no_limit(odd: Any) -> None:
-    assert low(130.0, {"request_timeout": odd, "stream_idle_timeout": odd}) == []
+    assert low(130.0, {"stream_idle_timeout": odd}) == []
     assert low(130.0, {"common_http_protocol_options": odd}, {"max_stream_duration": odd}) == []
 
 
