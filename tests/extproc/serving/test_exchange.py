@@ -16,6 +16,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
 )
 from extproc.requests.added_fields import Body
 from extproc.requests.refusals import Refusal, crowded_out
+from extproc.requests.request import RoutingRequest
 from extproc.routing.decision import Decision
 from extproc.routing.health.evidence import RULES, Judge
 from extproc.routing.ledger import REQUESTS_A_LOOK, Ledger
@@ -809,3 +810,21 @@ def test_response_is_continued_by_the_worker_that_gave_it(
     answers(exchange, last)
     exchange.close()
     assert continued(one) == (SECOND if kept else "")
+
+
+def test_exchange_is_held_from_when_it_asks_for_time_to_its_end(closing: list[Service]) -> None:
+    one = service()
+    closing.append(one)
+    exchange = one.open()
+    answers(exchange, head("/v1/completions"))
+    assert not exchange.more_time(9.0)
+    request = exchange.step(read(body(PROMPT)))
+    assert isinstance(request, RoutingRequest)
+    held = [exchange.is_held]
+    assert answers_of(exchange.more_time(9.0))[0].override_message_timeout.seconds == 9
+    held.append(exchange.is_held)
+    at_once(exchange.decide(request))
+    assert [*held, exchange.is_held] == [False, True, False]
+    assert not exchange.more_time(9.0)
+    exchange.close()
+    assert in_flight(one) == 0

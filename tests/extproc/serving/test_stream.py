@@ -502,3 +502,22 @@ def test_request_without_a_body_is_not_unrecognized() -> None:
     one, unrecognized = rewriting()
     one.receive(read(head("/v1/new", end_of_stream=True)))
     assert not unrecognized
+
+
+def test_more_time_is_asked_once_and_only_while_a_pick_is_awaited() -> None:
+    one = stream()
+    one.receive(read(head()))
+    assert not one.more_time(60.0)
+    request(one.receive(read(body(b"{}"))))
+    asked = only(one.more_time(60.0))
+    assert asked.override_message_timeout.seconds == 60
+    assert not one.more_time(60.0)
+    assert only(one.place(PLACEMENT)).WhichOneof("response") == "request_body"
+
+
+def test_more_time_is_not_asked_of_a_proxy_that_streams_both_ways() -> None:
+    one = stream()
+    one.receive(read(duplex_head()))
+    request(one.receive(read(body(b"{}"))))
+    assert not one.more_time(60.0)
+    assert not one.has_more_time
