@@ -53,10 +53,13 @@ NO_TURN: Turn = Turn()
 
 
 class _Home(msgspec.Struct, frozen=True, gc=False):
+    """Where a request went. is_continued: whether another request has gone on from it."""
+
     holdings: Holdings
     since: float
     is_counted: bool = False
     context: Context = NO_CONTEXT
+    is_continued: bool = False
 
     @property
     def has_kept_cache(self) -> bool:
@@ -103,8 +106,7 @@ class Homes:
         before = self._homes.get(follows)
         self._note_return(before, turn)
         if before is not None and before.is_counted:
-            _leave(before)
-            self._homes[follows] = _Home(before.holdings, before.since, context=before.context)
+            self.pause(follows, is_continued=True)
         if end is not None and end.length:
             self._note_length(end)
         if len(keys) > 1:
@@ -113,6 +115,18 @@ class Homes:
         if home.has_kept_cache:
             holdings.contexts.count(now, turn.context)
         self._put(keys[0], home)
+
+    def pause(self, key: int, *, is_continued: bool = False) -> None:
+        """Counts the conversation whose request has this key no longer, until its next one.
+
+        is_continued: whether that is there now.
+        """
+        before = self._homes.get(key)
+        if before is not None and before.is_counted:
+            _leave(before)
+            self._homes[key] = _Home(
+                before.holdings, before.since, context=before.context, is_continued=is_continued
+            )
 
     def _note_return(self, before: _Home | None, turn: Turn) -> None:
         """Counts a conversation that begins, or one that returns for the first time."""
@@ -162,6 +176,18 @@ class Homes:
         """Returns what the conversation holds whose request has this key."""
         home = self._homes.get(key)
         return NO_CONTEXT if home is None else home.context
+
+    def grown(self, key: int, tokens: float) -> Context:
+        """Returns what the conversation holds whose request has this key, after one of so many.
+
+        Of one that another request has gone on from already, as sub-agents do from one prompt, all
+        that it held is shared.
+        """
+        home = self._homes.get(key)
+        if home is None or not home.is_continued:
+            return self.context(key).grown_to(tokens)
+        prefix = min(tokens, home.context.own + home.context.shared)
+        return Context(tokens - prefix, prefix, key, has_returned=True)
 
     def counted(self, key: int, now: float) -> Context | None:
         """Returns the same if the conversation counts by this request, and lives; else None."""

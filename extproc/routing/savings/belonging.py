@@ -157,11 +157,12 @@ def _of_tokens(
     home, follows = homes.find(homes.ends_in(marks, prompt.tokens), now)
     most = max(saved.values(), default=0.0)
     if follows:
-        context = homes.context(follows).grown_to(weighed)
+        context, shared = homes.grown(follows, weighed), homes.context(follows).shared
     else:
         context = _begun((marks,), sent, most, weighed)
+        shared = context.shared
     turn = Turn((end.key,), follows, context, end)
-    begins = most - context.shared < context.own / 2
+    begins = most - shared < (weighed - shared) / 2
     return Belonging({}, "", turn, home, homes.counted(follows, now), begins)
 
 
