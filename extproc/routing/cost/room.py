@@ -3,14 +3,17 @@
 A token that a worker does not hold is computed there, and stored: once the live contexts fill the
 cache, it evicts one of theirs, which has to be computed again. So each token that would be new on a
 worker costs as many more as it is likely to evict: a cache is never filled evenly, so the chance is
-the square of the share that is full of live contexts (`evicted`). A fast worker's cache is no
-larger, so speed does not count. This one price places conversations that begin, and those that lost
-their cache, where there is room; and it is a part of the price of moving one that is held, whose
-whole context would be new elsewhere.
+the square of the share that is full of live contexts (`evicted`). This one price places
+conversations that begin, and those that lost their cache, where there is room; and it is a part of
+the price of moving one that is held, whose whole context would be new elsewhere.
 
 A conversation that begins is also work to come. While there is room, other conversations that live
-on a worker count, and on a slow one for more, so that a prefix that all of them share, which each
-worker computes once, does not gather them on the first worker that holds it.
+on a worker count, so that a prefix that all of them share, which each worker computes once, does
+not gather them on the first worker that holds it.
+
+How fast a worker is does not count here: a fast one's cache is no larger, its queue and what it has
+to compute are priced by its speed already, and while little is known of speeds, whoever computed
+the first prompts would seem fast, and get all others.
 """
 
 from collections.abc import Collection, Sequence
@@ -32,14 +35,15 @@ CONVERSATIONS = "conversations"
 
 
 def is_concerned(belonging: Belonging, survey: Survey) -> bool:
-    """Returns whether a request's conversation begins, lost its cache, or would leave its worker.
+    """Returns whether a request's conversation begins, lost its cache, or may leave its worker.
 
-    Any other stays where it is: a price of moving it would change nothing.
+    Any other is cheapest there alone: a price of moving it would change nothing.
     """
     costs = survey.costs
     if belonging.begins or not belonging.home or not costs:
         return belonging.begins and len(costs) > 1
-    return survey.workers[costs.index(min(costs))].name != belonging.home
+    least = min(costs)
+    return survey.workers[costs.index(least)].name != belonging.home or costs.count(least) > 1
 
 
 class Room:
@@ -64,7 +68,7 @@ class Room:
 
     def charge(self, survey: Survey, savings: Savings) -> Charge | None:
         """Returns by how much more than the best one each worker costs."""
-        belonging, slow = savings.belonging, survey.loads.slowness()
+        belonging = savings.belonging
         there = [self._records[place] for place in survey.places]
         live, occupied = self._occupancy(there, survey, belonging)
         capacities = [float(one.capacity_tokens or 0) for one in there]
@@ -75,13 +79,11 @@ class Room:
                 min(1.0, tokens / capacity) if capacity else 0.0
                 for tokens, capacity in zip(occupied, capacities, strict=True)
             ]
-            free = 1.0 - min(full)
-            work = [count * slower**free for count, slower in zip(live, slow, strict=True)]
-            self._add_work_to_come(costs, survey, work, full, savings)
+            self._add_work_to_come(costs, survey, live, full, savings)
         elif not belonging.credit:
             costs = [
-                cost if worker.name == belonging.home else cost + HOME_TOKENS * slower
-                for cost, worker, slower in zip(costs, survey.workers, slow, strict=True)
+                cost if worker.name == belonging.home else cost + HOME_TOKENS
+                for cost, worker in zip(costs, survey.workers, strict=True)
             ]
         least = min(costs)
         if max(costs) == least:
@@ -122,9 +124,8 @@ class Room:
     ) -> None:
         """Adds by how many tokens a conversation that begins avoids each worker.
 
-        work: the conversations that live on each, times its slowness, which counts as much as there
-        is room: then a worker's share is by its speed, later by its cache. full: the share of its
-        cache that their contexts fill.
+        work: the conversations that live on each. full: the share of its cache that their contexts
+        fill.
 
         Each conversation that a worker has beyond the sound one with the least to do counts half of
         what the request could save anywhere, and a little more. So a shared prefix is worth one of

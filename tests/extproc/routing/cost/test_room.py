@@ -31,7 +31,7 @@ class Fleet:
     """Three equal workers whose caches hold what was sent there, and never evict."""
 
     def __init__(self, capacity: int | None = CAPACITY) -> None:
-        self.homes, self.claims, self.now = Homes(1), ClaimTable(1), 0.0
+        self.homes, self.claims, self.now, self.seed = Homes(1), ClaimTable(1), 0.0, 0
         self.holdings = {one.name: Holdings(one.name) for one in WORKERS}
         for each in self.holdings.values():
             each.capacity_tokens = capacity
@@ -54,7 +54,7 @@ class Fleet:
             claims=self.claims, homes=self.homes, records=list(self.holdings.values()),
         )  # fmt: skip
         query = Query("m", [Prompt("m", array("I", tokens))])
-        return decide(PLAIN_REQUEST, query, replace(here, **known), self.now, Random(0))
+        return decide(PLAIN_REQUEST, query, replace(here, **known), self.now, Random(self.seed))
 
     def send(self, tokens: Sequence[int], worker: str = "", **known: object) -> str:
         """Sends a request where it is decided, or to a worker; returns where."""
@@ -114,14 +114,27 @@ def test_conversation_begins_where_live_contexts_leave_room() -> None:
     assert fleet.send(next(conversation(9, 3_000))) == "c"
 
 
-def test_slow_worker_gets_some_conversations_and_fewer_than_others() -> None:
+@pytest.mark.parametrize("slowness", [0.06, 0.3, 3.0])
+def test_worker_that_seems_fast_or_slow_does_not_turn_all_conversations(slowness: float) -> None:
     fleet = Fleet()
-    loads = {"a:1": Load(slowness=1.5)}
+    loads = {"a:1": Load(slowness=slowness)}
     placed = [
         fleet.send(next(conversation(n, 300)), load=lambda name, _: loads.get(name, Load()))
         for n in range(1, 19)
     ]
-    assert 0 < placed.count("a") < min(placed.count("b"), placed.count("c"))
+    counts = [placed.count(name) for name in "abc"]
+    assert min(counts) >= 3
+    assert max(counts) <= 9
+
+
+def test_conversation_that_another_worker_holds_as_well_stays_at_home() -> None:
+    for home, other in ("ab", "ba", "ca"):
+        fleet = Fleet()
+        first, second = conversation(1, 3_000, 2)
+        fleet.send(first, other)
+        fleet.send(first, home)
+        for fleet.seed in range(8):
+            assert fleet.decide(second).worker == home
 
 
 def test_conversation_that_lost_its_cache_is_placed_as_one_that_begins() -> None:
@@ -180,6 +193,21 @@ def test_occupancy_is_the_own_tokens_of_each_conversation_where_it_was_last(
         count, tokens = fleet.live(name)
         assert count == sum(worker == name for worker, _ in last.values())
         assert own <= tokens <= own + 2 * len(SYSTEM)
+
+
+@given(st.integers(1, 6))
+def test_sub_agents_that_go_on_from_one_prompt_count_it_once_beside_the_first(count: int) -> None:
+    fleet = Fleet()
+    first, second = conversation(1, 8_000, 2)
+    fleet.send(first, "a")
+    fleet.send(second, "a")
+    for number in range(count):
+        fork = [*second, *range(800_000 + 1_000 * number, 800_300 + 1_000 * number)]
+        assert not fleet.decide(fork).basis.belonging.begins
+        fleet.send(fork, "a")
+    conversations, tokens = fleet.live("a")
+    assert conversations == count
+    assert len(second) <= tokens <= 2 * len(second) + 300 * count
 
 
 def test_prompt_that_is_too_short_to_be_found_again_belongs_nowhere() -> None:
