@@ -98,12 +98,14 @@ KINDS = (AGENT, ENDLESS, FORKING, CHAT)
 
 class Turn(NamedTuple):
     """One request of a client. pause: the seconds before it. known: its blocks that earlier
-    requests had, or their answers. forks: the turns of the sub-agents that it begins."""
+    requests had, or their answers. forks: the turns of the sub-agents that it begins.
+    begins: whether a conversation begins."""
 
     request: Request
     pause: float
     known: int
     forks: Sequence[Iterator["Turn"]] = ()
+    begins: bool = False
 
     @property
     def held_tokens(self) -> int:
@@ -143,7 +145,7 @@ class _Client:
             pause = self._pause(self._kind.pause) if turn else rest
             made = self._turn(history, self._kind.question, session)
             history = [*made.blocks, *made.answer_blocks]
-            yield Turn(made, pause, known, self._forks(history, session))
+            yield Turn(made, pause, known, self._forks(history, session), begins=not turn)
             known = len(history)
 
     def _forks(self, history: list[int], session: str) -> Sequence[Iterator[Turn]]:

@@ -77,17 +77,17 @@ def agents(count: int, seconds: float = SECONDS, warm_seconds: float = WARM_SECO
     return Loop(f"{count} agents", [(AGENT, count)], seconds, warm_seconds)
 
 
-def _filled(kind: Kind, share: float, workers: int = WORKERS) -> Loop:
+def filled(kind: Kind, share: float, workers: int = WORKERS) -> Loop:
     count = clients_that_fill(kind, share, _room(kind, workers))
     return Loop(f"{kind.name}, {share:g} of the caches", [(kind, count)], workers=workers)
 
 
 def _small(workers: int, share: float) -> Loop:
-    made = _filled(AGENT, share, workers)
+    made = filled(AGENT, share, workers)
     return made._replace(name=f"{workers} workers, {share:g} of the caches")
 
 
-def _mixed(share: float) -> Loop:
+def mixed(share: float) -> Loop:
     """Half of the contexts are agents', a quarter those of agents with sub-agents, a quarter
     people's."""
     parts = ((AGENT, 0.5), (FORKING, 0.25), (CHAT, 0.25))
@@ -105,10 +105,10 @@ _UNEVEN_RATES = (6_000, 12_000, 18_000, 12_000)
 
 LOOPS = (
     *AGENT_LOOPS,
-    *(_filled(FORKING, share) for share in (0.3, 0.6, 1.0, 1.3)),
-    *(_filled(CHAT, share) for share in (0.5, 1.0, 1.3)),
-    *(_mixed(share) for share in (0.5, 0.8, 1.0, 1.3, 1.6)),
-    *(_filled(ENDLESS, share) for share in (0.3, 0.6, 1.0, 1.3)),
+    *(filled(FORKING, share) for share in (0.3, 0.6, 1.0, 1.3)),
+    *(filled(CHAT, share) for share in (0.5, 1.0, 1.3)),
+    *(mixed(share) for share in (0.5, 0.8, 1.0, 1.3, 1.6)),
+    *(filled(ENDLESS, share) for share in (0.3, 0.6, 1.0, 1.3)),
     _BUSY._replace(name="96 agents, a worker joins", joins_at=CHANGE_SECONDS),
     agents(80)._replace(name="80 agents, a worker stops", lost_at=CHANGE_SECONDS),
     *(

@@ -19,6 +19,9 @@ LOOK_SECONDS = 0.2
 # A first token within this time counts as prompt.
 PROMPT_SECONDS = 2.0
 
+# Who was refused comes again after so long: the Retry-After of the router's answer.
+RETRY_SECONDS = 5.0
+
 # The interval of messages between several routers.
 TICK_SECONDS = 0.01
 
@@ -30,7 +33,10 @@ class LoopResult(NamedTuple):
     `PROMPT_SECONDS`. p50, p90, p99: time to the first token, in seconds. hit_rate: share of the
     prompt tokens that were cached. ideal_hit_rate: the same with endless caches that all workers
     have in common. computed: prompt tokens computed a turn. busiest: the share of these that one
-    worker computed.
+    worker computed. longest_hold: of requests that wait in the router, in seconds; times to the
+    first token, and of conversations, include it. conversation, conversation_p90: from when a
+    client's conversation is due until its last answer, in seconds; of those that end after the warm
+    part, without each client's first one, which is longer.
     """
 
     turns: float
@@ -42,23 +48,38 @@ class LoopResult(NamedTuple):
     ideal_hit_rate: float
     computed: float
     busiest: float
+    longest_hold: float = 0.0
+    conversation: float = 0.0
+    conversation_p90: float = 0.0
 
 
 @dataclass(slots=True)
 class _Asker:
-    """A client, or a sub-agent. turn: the one that is due or under way, None after the last."""
+    """A client, or a sub-agent. turn: the one that is due or under way, None after the last.
+
+    began: when the conversation of that turn was due. conversations: how many it has begun.
+    """
 
     turns: Iterator[Turn]
     parent: "_Asker | None" = None
     open_forks: int = 0
     turn: Turn | None = None
+    began: float = 0.0
+    ended: float = 0.0
+    conversations: int = 0
 
 
 class _Sent(NamedTuple):
-    """A request that was sent, and how many of its tokens earlier ones had."""
+    """A request, when it was due, and how many of its tokens earlier ones had."""
 
     request: Request
+    due: float
     known_tokens: int
+
+    @property
+    def wait(self) -> float:
+        """The time to the first token."""
+        return self.request.first_token_at - self.due
 
 
 @dataclass(slots=True)
@@ -70,7 +91,10 @@ class _Play:
     sent: list[_Sent] = field(default_factory=list)
     _asker_of: dict[int, _Asker] = field(default_factory=dict)
     _due: list[tuple[float, int, _Asker]] = field(default_factory=list)
+    _again: list[tuple[float, int, Request]] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _conversations: list[float] = field(default_factory=list)
+    _holds: list[float] = field(default_factory=list)
 
     def run(self, seed: int) -> LoopResult:
         """Lets the clients ask until the time is up."""
@@ -83,33 +107,64 @@ class _Play:
         """Makes the next turn due; after a sub-agent's last one, that of its parent perhaps."""
         asker.turn = next(asker.turns, None)
         if asker.turn is not None:
-            heapq.heappush(self._due, (now + asker.turn.pause, next(self._numbers), asker))
+            due = now + asker.turn.pause
+            if asker.turn.begins:
+                self._note_conversation(asker)
+                asker.began, asker.conversations = due, asker.conversations + 1
+            heapq.heappush(self._due, (due, next(self._numbers), asker))
         elif asker.parent is not None:
             asker.parent.open_forks -= 1
             if not asker.parent.open_forks:
                 self._proceed(asker.parent, now)
 
+    def _note_conversation(self, asker: _Asker) -> None:
+        if asker.conversations > 1 and self.loop.warm_seconds <= asker.ended <= self.loop.seconds:
+            self._conversations.append(asker.ended - asker.began)
+
     def _arrivals(self) -> Iterator[Request]:
         now = 0.0
         while now < self.loop.seconds:
-            next_due = self._due[0][0] if self._due else math.inf
+            yield from self._let_in(now)
+            next_due = min(each[0][0] if each else math.inf for each in (self._due, self._again))
             if next_due > now:
                 now = min(now + LOOK_SECONDS, next_due)
                 self.proxy.fleet.advance_to(now, self._over)
                 continue
-            asker = heapq.heappop(self._due)[2]
-            if asker.turn is not None:
-                yield self._request(asker, asker.turn, now)
+            request = self._next(now)
+            if request is not None and not self.proxy.must_wait(request, now):
+                yield self._admitted(request, now)
+
+    def _next(self, now: float) -> Request | None:
+        """Returns a request that is due now, or again."""
+        if self._again and self._again[0][0] <= now:
+            return heapq.heappop(self._again)[2]
+        asker = heapq.heappop(self._due)[2]
+        return None if asker.turn is None else self._request(asker, asker.turn, now)
+
+    def _let_in(self, now: float) -> Iterator[Request]:
+        for request, goes_on in self.proxy.let_in(now):
+            if goes_on:
+                yield self._admitted(request, now)
+            else:
+                again = now + RETRY_SECONDS, next(self._numbers), request
+                heapq.heappush(self._again, again)
+
+    def _admitted(self, request: Request, now: float) -> Request:
+        if now > request.at:
+            self._holds.append(now - request.at)
+        request.at = now
+        return request
 
     def _request(self, asker: _Asker, turn: Turn, now: float) -> Request:
         turn.request.at = now
         self._asker_of[id(turn.request)] = asker
-        self.sent.append(_Sent(turn.request, turn.known * BLOCK_TOKENS))
+        self.sent.append(_Sent(turn.request, now, turn.known * BLOCK_TOKENS))
         return turn.request
 
     def _over(self, request: Request, now: float) -> None:
         self.proxy.over(request, now)
         asker = self._asker_of.pop(id(request))
+        asker.ended = now
         forks = asker.turn.forks if asker.turn is not None else ()
         asker.open_forks = len(forks)
         for fork in forks:
@@ -120,13 +175,17 @@ class _Play:
 
     def _result(self) -> LoopResult:
         since, until = self.loop.warm_seconds, self.loop.seconds
-        counted = [one for one in self.sent if one.request.at >= since]
-        requests = [one.request for one in counted]
-        waits = sorted(one.first_token_at - one.at for one in requests)
-        ended = [one.request for one in self.sent if since <= one.request.done_at <= until]
-        prompt = [one for one in ended if one.first_token_at - one.at <= PROMPT_SECONDS]
+        counted = [one for one in self.sent if one.due >= since]
+        served = [one for one in counted if one.request.first_token_at]
+        requests = [one.request for one in served]
+        # who still waits has waited until the end at least
+        held = [until - one.due for one in counted if not one.request.first_token_at]
+        waits = sorted([*(one.wait for one in served), *held])
+        ended = [one for one in self.sent if since <= one.request.done_at <= until]
+        prompt = [one for one in ended if one.wait <= PROMPT_SECONDS]
         tokens = sum(one.tokens for one in requests)
         computed = _computed(requests, self.loop.workers)
+        spans = sorted(self._conversations)
         return LoopResult(
             turns=len(ended) / (until - since),
             prompt_turns=len(prompt) / (until - since),
@@ -134,9 +193,12 @@ class _Play:
             p90=quantile(waits, 0.9),
             p99=quantile(waits, 0.99),
             hit_rate=sum(one.cached for one in requests) / tokens,
-            ideal_hit_rate=sum(one.known_tokens for one in counted) / tokens,
+            ideal_hit_rate=sum(one.known_tokens for one in served) / tokens,
             computed=sum(computed) / len(requests),
             busiest=max(computed) / sum(computed),
+            longest_hold=max([0.0, *self._holds, *held]),
+            conversation=sum(spans) / len(spans) if spans else 0.0,
+            conversation_p90=quantile(spans, 0.9) if spans else 0.0,
         )
 
 

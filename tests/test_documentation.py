@@ -21,6 +21,7 @@ from extproc.config.schema import Config
 from extproc.disaggregation.legs import WORDS
 from extproc.features.classes.class_figures import ClassFigures
 from extproc.features.fetching.store_figures import StoreCollector
+from extproc.features.holding.hold_figures import HoldFigures
 from extproc.features.recording.recorder import Recorder, RecorderCollector
 from extproc.fleet.discovery.discovery import DiscoveryCollector
 from extproc.fleet.proof.verifying import VerifiedCollector
@@ -130,6 +131,7 @@ def test_metrics_are_all_documented_with_their_type() -> None:
     metrics.registry.register(VerifiedCollector(dict))
     metrics.registry.register(StoreCollector(list))
     metrics.registry.register(ClassFigures())
+    metrics.registry.register(HoldFigures(dict))
     recorder = Recorder(Config().recorder, "trace.jsonl", bytes(32))
     metrics.registry.register(RecorderCollector(recorder))
     metrics.registry.register(SteeringCollector(DeliveryCounts(), {}, {}, Steering()))

@@ -286,6 +286,14 @@ def _class_default(config: Config) -> Iterator[str]:
         yield f"policy.classes.default: {rules.default!r} is the name of no class"
 
 
+def _held_classes(config: Config) -> Iterator[str]:
+    rules = config.policy.classes
+    known = [] if rules is None else [one.name for one in rules.of]
+    for name in config.policy.hold.classes:
+        if name not in known:
+            yield f"policy.hold.classes: {name!r} is the name of no class"
+
+
 def _priced_pulls(config: Config) -> Iterator[str]:
     rules = config.disaggregation
     if rules.price_pulls and rules.min_pulled_tokens is None:
@@ -672,6 +680,7 @@ _RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     _class_header,
     _class_names,
     _class_default,
+    _held_classes,
     _priced_pulls,
     _pulls,
     _mirror,

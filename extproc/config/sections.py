@@ -244,18 +244,17 @@ HOLD_MARGIN_SECONDS = 10
 class HoldSettings:
     """Requests that wait in the router while live contexts exceed the workers' caches.
 
-    Those whose contexts would have to be computed anew wait, until there is room or the bound.
-    Envoy must be configured to wait as long: `envoy_seconds`.
+    Those whose contexts would have to be computed anew wait, until there is room or the bound. How
+    much live contexts may fill before is learned. Envoy must be configured to wait as long:
+    `envoy_seconds`.
     """
 
     enabled: bool = setting(
         "true: while live contexts exceed the caches, those that lost theirs wait in the router",
         default=False,
     )
-    fill_percent: int = setting(
-        "share of the caches that live contexts may fill before others wait",
-        115,
-        minimum=1,
+    classes: tuple[str, ...] = setting(
+        "the classes whose requests may wait; all if none is named", ()
     )
     bound_seconds: int = setting(
         "longest wait of a request",

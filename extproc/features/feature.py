@@ -8,6 +8,7 @@ Each enabled feature is asked at these points of a request's way, in the order i
     describe     before the request is read               say what these headers say of it
     terms        before the decision                      add summands to the cost of workers
     dress        after it                                 change the decision
+    must_wait    after that                               have the request wait, and be decided anew
     begin        before a model's call is booked          note what begins with it
     note_placed  after that, whatever was decided         count it
     write        as the proxy is answered                 add headers, change the body, or refuse
@@ -22,7 +23,8 @@ and `dress`, the request is routed by load; in others, the hook is left out; in 
 `write`, the stream ends, and the proxy does what its failure mode says.
 """
 
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from prometheus_client.registry import Collector
@@ -50,6 +52,20 @@ class Written(NamedTuple):
 
 NOTHING_WRITTEN = Written()
 
+# Has the proxy wait so many seconds for the decision; returns whether it does.
+AskForTime = Callable[[float], bool]
+
+
+class Wait(ABC):
+    """The wait of one request, which may take minutes."""
+
+    @abstractmethod
+    async def end(self, ask_for_time: AskForTime) -> bool:
+        """Waits until the request is to be decided anew; returns False if it is to be refused.
+
+        What it awaits first is `asyncio.sleep(0)`, as in `Router.route`.
+        """
+
 
 class Feature:
     """The hooks, none of which does anything; times are seconds of the loads' clock.
@@ -72,6 +88,10 @@ class Feature:
     def dress(self, decision: Decision) -> Decision:
         """Returns a decision as it is to be carried out; without side effects."""
         return decision
+
+    def must_wait(self, request: RoutingRequest, decision: Decision, now: float) -> Wait | None:
+        """Returns the wait of a request that must not be booked yet, None if it may be."""
+        return None
 
     def begin(self, request: RoutingRequest, query: Query, decision: Decision, now: float) -> None:
         """Notes that a call of a model is about to be booked where it was decided, if anywhere."""

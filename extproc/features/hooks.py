@@ -21,6 +21,7 @@ class Hooks:
         self.describe = [one.describe for one in _with(made, "describe")]
         self.terms = [one.terms for one in _with(made, "terms")]
         self.dress = [one.dress for one in _with(made, "dress")]
+        self.must_wait = [one.must_wait for one in _with(made, "must_wait")]
         self.begin = [one.begin for one in _with(made, "begin")]
         self.note_placed = [one.note_placed for one in _with(made, "note_placed")]
         self.write = [one.write for one in _with(made, "write")]

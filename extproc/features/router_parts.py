@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
+from extproc.routing.claims.homes import Homes
 from extproc.routing.load.loads import Loads
 
 
@@ -12,4 +13,5 @@ class RouterParts(NamedTuple):
 
     workers: Workers
     loads: Loads
+    homes: Homes
     metrics: Metrics

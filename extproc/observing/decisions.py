@@ -60,6 +60,13 @@ class Timeline(msgspec.Struct, eq=False):
         """Returns the timeline of a decision that begins now."""
         return cls(clock, clock(), traceparent)
 
+    def pause(self, seconds: float) -> None:
+        """Leaves out a time in which the decision was not worked on: all before it is later."""
+        self.started_at += seconds
+        self.parsed_at += seconds if self.parsed_at else 0.0
+        self.tokenized_at += seconds if self.tokenized_at else 0.0
+        self.looked_at += seconds if self.looked_at else 0.0
+
     def phases(self) -> Iterator[tuple[str, float, float]]:
         """Yields each phase that happened: its name, its start, its end."""
         ends = (self.parsed_at, self.tokenized_at, self.looked_at, self.picked_at)

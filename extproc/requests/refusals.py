@@ -15,6 +15,9 @@ from extproc.requests import grpc_request
 # When a client that was refused because all workers are busy may try again.
 RETRY_AFTER_SECONDS = 1
 
+# When one may try again that waited in vain for room in the caches: soon, since it waits on then.
+NO_ROOM_SECONDS = 5
+
 
 class Refusal(NamedTuple):
     """An answer instead of a worker's; body is JSON, or empty to a client of gRPC.
@@ -44,6 +47,13 @@ class _Reason(NamedTuple):
 _RETRY = (("retry-after", str(RETRY_AFTER_SECONDS)),)
 _BUSY = _Reason(
     429, "RateLimitError", Status.RESOURCE_EXHAUSTED, "all workers are busy; try again", _RETRY
+)
+_NO_ROOM = _Reason(
+    429,
+    "RateLimitError",
+    Status.RESOURCE_EXHAUSTED,
+    "live conversations fill the caches; try again, this one keeps its place",
+    (("retry-after", str(NO_ROOM_SECONDS)),),
 )
 _UNAVAILABLE = _Reason(
     503, "ServiceUnavailableError", Status.UNAVAILABLE, "no worker can take this request"
@@ -99,6 +109,11 @@ _NAMED_MEDIA = _Reason(
 def busy(path: str) -> Refusal:
     """Returns the answer while all workers are busy. path: of the request."""
     return _refusal(_BUSY, path)
+
+
+def no_room(path: str) -> Refusal:
+    """Returns the answer while live conversations fill the caches. path: of the request."""
+    return _refusal(_NO_ROOM, path)
 
 
 def unavailable(path: str) -> Refusal:

@@ -21,6 +21,8 @@ from extproc.routing.savings.claims import NO_CLAIMS, Claims
 from kvstate.overlap import Overlap
 
 OVER_LIMIT = "over its limit of requests"
+# Why a request is refused that waited for room in the caches.
+NO_ROOM = "no_room"
 # Why a request is left to the proxy.
 FINDS_MODEL = "the model is not known here, so the proxy chooses"
 CALLS_NO_MODEL = "it calls no model, so the proxy chooses"
@@ -30,13 +32,15 @@ class Verdict(Enum):
     """The outcome of a decision.
 
     STEER: the request goes to the pick. NO_OVERRIDE: the proxy chooses. UNAVAILABLE: 503. SHED:
-    429, every worker is over its limit.
+    429, every worker is over its limit. NO_ROOM: 429, it waited for room in the caches for as long
+    as it may.
     """
 
     STEER = "steer"
     NO_OVERRIDE = "no_override"
     UNAVAILABLE = "unavailable"
     SHED = "shed"
+    NO_ROOM = "no_room"
 
 
 class Split(msgspec.Struct, frozen=True):
@@ -173,3 +177,10 @@ class Decision(msgspec.Struct, frozen=True):
     def prefill(self) -> "Decision | None":
         """The decision for the prefill worker; None if the answering worker computes."""
         return None if self.split is None else self.split.prefill
+
+
+def refused(decision: Decision) -> Decision:
+    """Returns a decision as it is if its request waited for room in vain."""
+    return msgspec.structs.replace(
+        decision, verdict=Verdict.NO_ROOM, pick=(), worker="", reason=NO_ROOM, split=None
+    )

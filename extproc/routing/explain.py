@@ -197,9 +197,16 @@ def reason_sentence(decision: Decision) -> str:
     return words if decision.is_steered or not decision.pick else f"{NOT_STEERED} {words}"
 
 
+# Why a request is refused.
+_REFUSED = {
+    Verdict.SHED: "every worker that may answer is over its limit of requests",
+    Verdict.NO_ROOM: "live conversations fill the caches, and it has waited for as long as it may",
+}
+
+
 def _reason(decision: Decision) -> str:
-    if decision.verdict is Verdict.SHED:
-        return "every worker that may answer is over its limit of requests"
+    if decision.verdict in _REFUSED:
+        return _REFUSED[decision.verdict]
     for left in (FINDS_MODEL, CALLS_NO_MODEL):
         if left in decision.basis.excluded:
             return f"{left}: {decision.reason}"

@@ -6,12 +6,18 @@ from extproc.config.schema import Config
 from extproc.features.classes.classes import classes
 from extproc.features.feature import Feature
 from extproc.features.fetching.fetching import fetching
+from extproc.features.holding.holding import holding
 from extproc.features.legs.legs import legs
 from extproc.features.router_parts import RouterParts
 
 # Each makes its feature, or None if the configuration leaves it off. What writes into a body comes
 # before `legs`, which writes the fields of transfers at its end.
-FEATURES: Sequence[Callable[[Config, RouterParts], Feature | None]] = (classes, fetching, legs)
+FEATURES: Sequence[Callable[[Config, RouterParts], Feature | None]] = (
+    classes,
+    fetching,
+    holding,
+    legs,
+)
 
 
 def enabled(config: Config, parts: RouterParts) -> Sequence[Feature]:

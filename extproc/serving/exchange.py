@@ -24,9 +24,10 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from extproc.base.headers import MODEL
+from extproc.features.feature import AskForTime
 from extproc.features.hooks import tell
 from extproc.requests.added_fields import Body
-from extproc.requests.refusals import Refusal, busy, unavailable
+from extproc.requests.refusals import Refusal, busy, no_room, unavailable
 from extproc.requests.request import RoutingRequest
 from extproc.routing.decision import Decision, Verdict
 from extproc.serving.named_rank import named_rank
@@ -35,7 +36,7 @@ from extproc.serving.proxy_message import (
     REQUEST_HEADERS,
     ProxyMessage,
 )
-from extproc.serving.router import AskForTime, Routed, no_more_time
+from extproc.serving.router import Routed, no_more_time
 from extproc.serving.shared_by_streams import SharedByStreams
 from extproc.serving.stream import Step, Stream
 from extproc.serving.stream_answers import Answers, HeaderValues, PickAnswer
@@ -58,7 +59,9 @@ _WAITING, _ROUTING, _PLACED, _CLOSED = Phase.WAITING, Phase.ROUTING, Phase.PLACE
 _STEER = Verdict.STEER
 
 # The answers to requests that a decision refuses.
-_REFUSALS = MappingProxyType({Verdict.SHED: busy, Verdict.UNAVAILABLE: unavailable})
+_REFUSALS = MappingProxyType(
+    {Verdict.SHED: busy, Verdict.NO_ROOM: no_room, Verdict.UNAVAILABLE: unavailable}
+)
 
 MAY_FOLLOW: Mapping[Phase, frozenset[Phase]] = {
     Phase.WAITING: frozenset({Phase.ROUTING, Phase.CLOSED}),

@@ -31,7 +31,7 @@ from extproc.base.logs import log_fault
 from extproc.config.schema import Config
 from extproc.config.sections import KNOWN
 from extproc.disaggregation.disaggregator import Disaggregator
-from extproc.features.feature import Feature
+from extproc.features.feature import AskForTime, Feature
 from extproc.features.hooks import NO_HOOKS, Hooks, tell
 from extproc.features.router_parts import RouterParts
 from extproc.fleet.workers import Workers
@@ -57,7 +57,7 @@ from extproc.requests.tenant_salt import name_apart
 from extproc.requests.trusted_headers import NO_TRUSTED_HEADERS, TrustedHeaders
 from extproc.routing.candidates.ranks import Ranks
 from extproc.routing.cost.term import Term
-from extproc.routing.decision import OVER_LIMIT, Decision
+from extproc.routing.decision import OVER_LIMIT, Decision, refused
 from extproc.routing.decision_log import DecisionLog, ids_of
 from extproc.routing.explain import explanation
 from extproc.routing.health.statuses import FIRST_FAILURE
@@ -90,9 +90,6 @@ State = Callable[[str], str]
 # The decision for a request, and its ticket if a worker was picked for a call of a model; the
 # caller releases the ticket at the end. A plain tuple, since every request makes one.
 Routed = tuple[Decision, Ticket | None]
-
-# Has the proxy wait so many seconds for the decision; returns whether it does.
-AskForTime = Callable[[float], bool]
 
 
 def no_more_time(_: float) -> bool:
@@ -156,7 +153,7 @@ class Router:
         self._decisions = DecisionLog(config.log.decisions_percent, rng.random, candidates.state)
         self.ledger = Ledger(config, rng.getrandbits(64), candidates, reporter)
         self._disaggregator = Disaggregator(config, self.ledger, workers.upstreams)
-        parts = RouterParts(workers, self.ledger.loads, metrics)
+        parts = RouterParts(workers, self.ledger.loads, self.ledger.homes, metrics)
         made = [*enabled(config, parts), *features]
         for collector in itertools.chain.from_iterable(one.collectors() for one in made):
             metrics.registry.register(collector)
@@ -180,7 +177,7 @@ class Router:
         self,
         request: RoutingRequest,
         traceparent: str = "",
-        ask_for_time: AskForTime = no_more_time,  # noqa: ARG002 - no policy holds requests yet
+        ask_for_time: AskForTime = no_more_time,
     ) -> Routed:
         """Decides where a request goes, and books it there.
 
@@ -201,6 +198,10 @@ class Router:
         query = await self._queries.make_query(request, timeline)
         is_steered = not self.steering.is_partial or await self._is_steered(request)
         decision, query = self._decide(request, query, timeline, is_steered=is_steered)
+        if self.hooks.must_wait:
+            decision, query = await self._after_waits(
+                request, query, decision, timeline, ask_for_time, is_steered=is_steered
+            )
         timeline.picked_at = now = clock()
         if decision.reason == NOT_INFERENCE:
             self._metrics.observe_decision(decision, timeline)
@@ -217,6 +218,34 @@ class Router:
         except BaseException:
             tell(self.hooks.note_end, decision, None, is_booked=False, is_sent=False)
             raise
+
+    async def _after_waits(
+        self,
+        request: RoutingRequest,
+        query: Query,
+        decision: Decision,
+        timeline: Timeline,
+        ask_for_time: AskForTime,
+        *,
+        is_steered: bool,
+    ) -> tuple[Decision, Query]:
+        """Returns the decision for a request after the waits that features have for it."""
+        clock = timeline.clock
+        for must_wait in self.hooks.must_wait:
+            began = clock()
+            try:
+                wait = must_wait(request, decision, began)
+                if wait is None:
+                    continue
+                goes_on = await wait.end(ask_for_time)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
+                log_fault(log, "a feature failed with %s", error)
+                continue
+            timeline.pause(clock() - began)
+            if not goes_on:
+                return refused(decision), query
+            decision, query = self._decide(request, query, timeline, is_steered=is_steered)
+        return decision, query
 
     def _record(self, decision: Decision, timeline: Timeline, head: Head, now: float) -> None:
         """Shows a decision in traces, metrics and logs."""

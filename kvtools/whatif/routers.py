@@ -8,7 +8,7 @@ import heapq
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice, pairwise
@@ -18,11 +18,13 @@ from typing import Any, NamedTuple, Protocol
 import xxhash
 
 from extproc.config.schema import Config, Policy
-from extproc.config.sections import Disaggregation
+from extproc.config.sections import Disaggregation, HoldSettings
 from extproc.disaggregation.legs import with_source
 from extproc.features.fetching.offers import NOTHING_PULLABLE, StoredPrefix
 from extproc.features.fetching.pulling import Pull, Pulling, with_priced_source
 from extproc.features.fetching.term import FetchTerm, fetch_terms
+from extproc.features.holding.hold import REFUSED, Hold
+from extproc.features.holding.line import NO_PLACE, Place
 from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.candidates.eligibility import Candidate, Roster
 from extproc.routing.candidates.sampling import sample_size
@@ -136,6 +138,8 @@ class Contestant(NamedTuple):
     store_percent: int = 0
     # How long what that store holds counts, where it tells of no removals.
     max_age_seconds: float = math.inf
+    # Who waits for room in the caches.
+    hold: HoldSettings = HoldSettings()
 
 
 @dataclass(slots=True)
@@ -440,6 +444,7 @@ class _Router:
         self._endpoints = endpoints
         self._awaited: list[dict[Ticket, Request]] = [{} for _ in names]
         self._holdings = {name: Holdings(name) for name in endpoints}
+        self._present = names
         self._claims = tokens_sent() if contestant.expects else None
         self._homes = homes_of_blocks(stage.block_tokens, KEYS.marks)
         for each in self._holdings.values():
@@ -474,6 +479,7 @@ class _Router:
             config = Config(disaggregation=contestant.transfers)
             self._pulling = Pulling(config, self._loads, self._on_host)
         self._open: dict[int, tuple[Ticket, Claim | None, Fetch | None]] = {}
+        self.hold = Hold(contestant.hold, self._records, self._homes)
         self._shares: dict[str, StoreShare] = {}
 
     def _scrape(self, now: float) -> None:
@@ -547,6 +553,17 @@ class _Router:
         fetch = decision.basis.fetches.get(served)
         self._open[id(request)] = (ticket, claim, fetch)
         return int(served)
+
+    def _records(self, _: str) -> Iterable[Holdings]:
+        return [self._holdings[name] for name in self._present]
+
+    def place_of(self, request: Request, now: float) -> Place | None:
+        """Returns the place of a request that has to wait for room, None if it goes on."""
+        self.know()
+        absent = self._absent if now < self._joins_at else {}
+        lost = {_LOST} if now >= self._lost_at + UNFIT_SECONDS else set()
+        self._present = [name for name in self._holdings if name not in absent and name not in lost]
+        return self.hold.place_of(self._decide(request, now), now)
 
     def _claim(self, claims: ClaimTable, decision: Decision, served: str, now: float) -> Claim:
         """Claims that an engine is about to hold a prompt, and notes its conversation there."""
@@ -645,6 +662,8 @@ class _Routers:
         self._exchange = RouterExchange(sharers, contestant.tick_seconds, self._chance)
         self._by_number: dict[int, _Router] = {}
         self._learns = contestant.learns
+        self._holds = contestant.hold.enabled
+        self._waiting: dict[Place, Request] = {}
         self._looked_at = 0.0
 
     def _advance_to(self, now: float) -> None:
@@ -660,12 +679,35 @@ class _Routers:
         self._advance_to(now)
         if not request.is_own:
             return self._strangers.randrange(len(self.fleet.engines))
-        number = self._chance.randrange(len(self.all))
-        router = self._by_number[id(request)] = self.all[number]
+        router = self._by_number.get(id(request)) or self._drawn(request)
+        number = self.all.index(router)
         served = router.pick(request, now)
         if router.sharer is not None and router.sent_tokens >= LEAST_UNCACHED_TOKENS:
             self._exchange.note_sent(number, now)
         return served
+
+    def _drawn(self, request: Request) -> _Router:
+        router = self._by_number[id(request)] = self._chance.choice(self.all)
+        return router
+
+    def must_wait(self, request: Request, now: float) -> bool:
+        """Returns whether a request has to wait for room; `let_in` returns it later."""
+        if not self._holds or not request.is_own:
+            return False
+        self._advance_to(now)
+        place = self._drawn(request).place_of(request, now)
+        if place is not None and place is not NO_PLACE:
+            self._waiting[place] = request
+        return place is not None
+
+    def let_in(self, now: float) -> Iterator[tuple[Request, bool]]:
+        """Yields the requests whose wait ends now, and whether they go on; else they come again."""
+        if not self._holds:
+            return
+        self._advance_to(now)
+        for router in self.all:
+            for _, place, outcome in router.hold.step(now):
+                yield self._waiting.pop(place), outcome != REFUSED
 
     def over(self, request: Request, now: float) -> None:
         self._advance_to(now)
@@ -732,6 +774,12 @@ class _Envoy:
         refuses = int(_LOST) if now >= self._lost_at else -1
         return envoy.choose(request.session, self._present(now), refuses)
 
+    def must_wait(self, _request: Request, _now: float) -> bool:
+        return False
+
+    def let_in(self, _now: float) -> Iterator[tuple[Request, bool]]:
+        return iter(())
+
     def over(self, request: Request, _now: float) -> None:
         if request.is_own:
             self._by_number.pop(id(request)).active[request.worker] -= 1
@@ -752,6 +800,12 @@ class Proxy(Protocol):
 
     fleet: ModelledFleet
     requests: Sequence[Request]
+
+    def must_wait(self, request: Request, now: float, /) -> bool:
+        """Returns whether a request has to wait; `let_in` returns it later."""
+
+    def let_in(self, now: float, /) -> Iterator[tuple[Request, bool]]:
+        """Yields the requests whose wait ends now, and whether they go on; else they come again."""
 
     def pick(self, request: Request, now: float, /) -> int:
         """Returns the engine that gets a request."""

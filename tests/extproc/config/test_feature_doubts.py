@@ -53,7 +53,7 @@ SHARED = "sharing: {url: 'directory:/d'}"
         ([ONE_MODEL, WORKERS, ROUTERS.format("any")], ["2 routers in turn, which share nothing"]),
         ([ONE_MODEL, WORKERS, ROUTERS.format("any"), SHARED], []),
         ([ONE_MODEL, WORKERS, ROUTERS.format("any").replace(", 'q:1'", "")], []),
-        ([ONE_MODEL, WORKERS, "policy: {name: random, hold: {fill_percent: 90}}"], []),
+        ([ONE_MODEL, WORKERS, "policy: {name: random, hold: {bound_seconds: 90}}"], []),
         ([ONE_MODEL, WORKERS, HOLD.format("cost")], []),
         ([ONE_MODEL, WORKERS, HOLD.format("random")], ["nothing with policy.name random"]),
         ([ONE_MODEL, NO_FEEDS, HOLD.format("cost")], ["nobody waits: without events"]),

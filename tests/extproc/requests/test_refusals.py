@@ -6,7 +6,14 @@ from collections.abc import Callable
 import pytest
 
 from extproc.requests.grpc_request import PATHS
-from extproc.requests.refusals import Refusal, busy, crowded_out, refused_body, unavailable
+from extproc.requests.refusals import (
+    Refusal,
+    busy,
+    crowded_out,
+    no_room,
+    refused_body,
+    unavailable,
+)
 from extproc.requests.request import CHAT_PATH
 from extproc.requests.reserved_grpc_fields import MAX_FIELDS
 
@@ -16,6 +23,12 @@ def test_refusal_while_all_are_busy_is_429_with_retry_after() -> None:
     assert refusal.status == 429
     assert dict(refusal.headers) == {"content-type": "application/json", "retry-after": "1"}
     assert json.loads(refusal.body)["error"]["type"] == "RateLimitError"
+
+
+def test_refusal_without_room_is_429_and_says_that_the_place_is_kept() -> None:
+    refusal = no_room(CHAT_PATH)
+    assert (refusal.status, dict(refusal.headers)["retry-after"]) == (429, "5")
+    assert b"keeps its place" in refusal.body
 
 
 def test_refusal_without_a_worker_is_503() -> None:

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from extproc.features.feature import AskForTime
 from extproc.requests.request import Head, RoutingRequest
-from extproc.serving.router import AskForTime, no_more_time
+from extproc.serving.router import no_more_time
 
 
 class Asking:

@@ -8,7 +8,7 @@ from prometheus_client import generate_latest
 
 from extproc.config.reader import parse
 from extproc.config.schema import Config
-from extproc.features.feature import Feature
+from extproc.features.feature import AskForTime, Feature
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Outcome
@@ -17,7 +17,7 @@ from extproc.routing.decision import Decision
 from extproc.routing.inputs.query import Query
 from extproc.routing.load.endpoint_load import Ticket
 from extproc.serving.exchange import Service
-from extproc.serving.router import AskForTime, Routed, Router, no_more_time
+from extproc.serving.router import Routed, Router, no_more_time
 from kvstate.fleet import FollowedWorkers
 
 FIRST, SECOND = "10.0.0.1:1", "10.0.0.2:1"

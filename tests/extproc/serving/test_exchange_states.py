@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from extproc.base.errors import ProtocolError
 from extproc.config.reader import parse
 from extproc.config.schema import Config
-from extproc.features.feature import Feature
+from extproc.features.feature import AskForTime, Feature
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Outcome
@@ -25,7 +25,7 @@ from extproc.routing.decision import Decision
 from extproc.routing.inputs.query import Query
 from extproc.routing.load.endpoint_load import Ticket
 from extproc.serving.exchange import MAY_FOLLOW, Exchange, Phase, Service
-from extproc.serving.router import AskForTime, Routed, Router, no_more_time
+from extproc.serving.router import Routed, Router, no_more_time
 from kvstate.fleet import FollowedWorkers
 from tests.extproc.messages import body, head, read, response_head, trailers
 

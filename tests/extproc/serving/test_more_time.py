@@ -7,12 +7,13 @@ from pathlib import Path
 import grpc
 import pytest
 
+from extproc.features.feature import AskForTime
 from extproc.http2.limits import Limits
 from extproc.http2.messages import LONG_BYTES
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingResponse
 from extproc.requests.request import RoutingRequest
 from extproc.serving.lean_server import LeanServer
-from extproc.serving.router import AskForTime, Routed, no_more_time
+from extproc.serving.router import Routed, no_more_time
 from tests.extproc.messages import body, head, response_head, trailers
 from tests.extproc.serving.running import PROMPT, WORKER, Running
 from tests.waiting import until

@@ -7,8 +7,9 @@ import asyncio
 import sys
 
 from extproc.__main__ import main
+from extproc.features.feature import AskForTime
 from extproc.requests.request import RoutingRequest
-from extproc.serving.router import AskForTime, Routed, Router, no_more_time
+from extproc.serving.router import Routed, Router, no_more_time
 
 ASKED_SECONDS = 60.0
 

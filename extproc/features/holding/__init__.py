@@ -1,0 +1,1 @@
+"""Requests that wait while live conversations fill the caches: `policy.hold`."""

@@ -1,0 +1,175 @@
+"""Decides who waits for room in the caches, and who goes on; without clock, tasks or sockets.
+
+Once the contexts of live conversations exceed the caches, each turn evicts another conversation,
+and all of them compute their whole prompts again. Fewer at a time finish sooner, all of them: so a
+request of which no worker holds half of what is its own waits until there is room, and what is
+resident goes on at once. `extproc.features.holding.line` has the order.
+
+Nobody waits where it is not known what lives: the tokens of a request, the feeds of all workers of
+its model, or the size of a cache. Nor does what would fill little, such as a sub-agent that goes on
+from a prompt that is held: its parent may wait for it.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from math import inf
+
+from extproc.config.sections import HoldSettings
+from extproc.features.holding.limit import Limit
+from extproc.features.holding.line import NO_PLACE, Line, Place
+from extproc.features.holding.occupancy import Occupancy, occupancy_of
+from extproc.observing.decisions import EVICTED, recomputed_tokens
+from extproc.requests.request_class import RequestClass
+from extproc.routing.claims.claim_table import Holdings
+from extproc.routing.claims.homes import Homes
+from extproc.routing.decision import Decision, Verdict
+
+# What fills less of a cache goes on at once.
+LEAST_TOKENS = 1_024.0
+
+# Of the conversations that fit into the caches, the share that goes on once in `bound_seconds`
+# although there is no room, because it has waited for as long.
+OVERFLOW_SHARE = 0.1
+
+# How waits end: there was room; the bound was reached, and the request went on, or is refused.
+LET_IN, PLACED, REFUSED = "let_in", "placed", "refused"
+
+# Returns the records of a model's workers that may answer; None if a feed of theirs is not live.
+Records = Callable[[str], Iterable[Holdings] | None]
+
+
+class Hold:
+    """Those who wait, by model; times are seconds of the ledger's clock.
+
+    records: of the workers. homes: where conversations are.
+    """
+
+    def __init__(self, rules: HoldSettings, records: Records, homes: Homes) -> None:
+        self._rules = rules
+        self._classes = frozenset(rules.classes)
+        self._records = records
+        self._homes = homes
+        self._lines: dict[str, Line] = {}
+        self._limits: dict[str, Limit] = {}
+        self._entering: defaultdict[str, float] = defaultdict(float)  # let in, not booked yet
+        self._overflow: dict[str, tuple[float, float]] = {}  # how many may go on, and since when
+
+    def __len__(self) -> int:
+        """Returns how many places there are, empty ones included."""
+        return sum(line.places for line in self._lines.values())
+
+    def waiting(self) -> dict[str, int]:
+        """Returns how many wait, by model."""
+        return {model: len(self._lines.get(model, ())) for model in self._limits}
+
+    def place_of(self, decision: Decision, now: float) -> Place | None:
+        """Returns the place of a request that has to wait, None if it goes on at once.
+
+        `NO_PLACE` if too many wait.
+        """
+        model, belonging = decision.model or "", decision.basis.belonging
+        if belonging.turn.end is None:  # its tokens are not known, and its model may be none
+            return None
+        limit = self.limit(model)
+        why, tokens = recomputed_tokens(decision)
+        limit.note(decision.basis.weighed_tokens, tokens if why == EVICTED else 0.0, now)
+        own = own_tokens(decision)
+        if own < LEAST_TOKENS or not self._may_wait(decision.of_class):
+            return None
+        occupancy = self._occupancy(model, now)
+        if occupancy is None:
+            return None
+        limit.step(occupancy.live / occupancy.room, now, is_awaited=bool(self._lines.get(model)))
+        need, counted = max(own, occupancy.usual), belonging.counted
+        free = self._free(model, occupancy) + (0.0 if counted is None else counted.own)
+        line = self._lines.get(model)
+        if need <= free and not line:
+            return None
+        if line is None:
+            line = self._lines[model] = Line(self._rules.bound_seconds, self._rules.max_requests)
+        level = 0 if decision.of_class is None else decision.of_class.level
+        tenant = str(decision.tenant or "")
+        place = line.join(belonging.turn.keys[0], need, level, tenant, now)
+        if place is not NO_PLACE:
+            self._homes.pause(belonging.turn.follows)  # what it held is lost
+        return place
+
+    def step(self, now: float) -> Iterator[tuple[str, Place, str]]:
+        """Yields each wait that ends now: model, place, and how it ends.
+
+        To be called ten times a second or so; requests that were let in have been booked by the
+        next call.
+        """
+        self._entering.clear()
+        for model, line in list(self._lines.items()):
+            occupancy = self._occupancy(model, now)
+            if occupancy is not None:
+                share = occupancy.live / occupancy.room
+                self.limit(model).step(share, now, is_awaited=bool(line))
+            # where it is not known any more what lives, nobody waits
+            free = inf if occupancy is None else self._free(model, occupancy)
+            for place in line.let_in(free):
+                self._entering[model] += place.tokens
+                yield model, place, LET_IN
+            for place in line.overdue(now):
+                if occupancy is None or self._may_overflow(model, occupancy, now):
+                    line.remove(place)
+                    yield model, place, PLACED
+                else:
+                    line.leave(place, now)
+                    yield model, place, REFUSED
+            if not line.places:
+                del self._lines[model]
+
+    def clear(self) -> None:
+        """Gives up all places."""
+        self._lines.clear()
+
+    def leave(self, model: str, place: Place, now: float) -> None:
+        """Notes that nobody waits at a place any more; it is kept for a while."""
+        line = self._lines.get(model)
+        if line is not None and place in line:
+            line.leave(place, now)
+
+    def give_up(self, model: str, place: Place) -> None:
+        """Gives up the place of a request that does not wait."""
+        line = self._lines.get(model)
+        if line is not None and place in line:
+            line.remove(place)
+
+    def _may_wait(self, of_class: RequestClass | None) -> bool:
+        """Returns whether requests of a class may wait."""
+        named = self._classes
+        return not named or (of_class is not None and of_class.name in named)
+
+    def _free(self, model: str, occupancy: Occupancy) -> float:
+        """Returns how many tokens of the caches live conversations may still fill."""
+        return self.limit(model).share * occupancy.room - occupancy.live - self._entering[model]
+
+    def limit(self, model: str) -> Limit:
+        """Returns the limit of a model's caches."""
+        if model not in self._limits:
+            self._limits[model] = Limit()
+        return self._limits[model]
+
+    def _occupancy(self, model: str, now: float) -> Occupancy | None:
+        records = self._records(model)
+        return None if records is None else occupancy_of(records, now)
+
+    def _may_overflow(self, model: str, occupancy: Occupancy, now: float) -> bool:
+        """Returns whether one more may go on without room, and counts it."""
+        fitting = occupancy.room / max(occupancy.usual, LEAST_TOKENS)
+        rate = OVERFLOW_SHARE * fitting / self._rules.bound_seconds
+        allowed, since = self._overflow.get(model, (1.0, now))
+        allowed = min(1.0, allowed + rate * (now - since))
+        may = allowed >= 1.0
+        self._overflow[model] = allowed - may, now
+        return may
+
+
+def own_tokens(decision: Decision) -> float:
+    """Returns what a request would fill of a cache and no worker holds; 0 if it goes nowhere."""
+    belonging = decision.basis.belonging
+    if not belonging.begins or not decision.is_steered or decision.verdict is not Verdict.STEER:
+        return 0.0
+    return belonging.turn.context.own

@@ -1,0 +1,152 @@
+"""Holding: requests wait inside the router while live conversations fill the caches.
+
+`extproc.features.holding.hold` decides who waits; here are the tasks that wait, and the clock.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from prometheus_client.registry import Collector
+
+from extproc.base.logs import log_fault
+from extproc.config.schema import Config
+from extproc.features.feature import AskForTime, Feature, Wait
+from extproc.features.holding.hold import REFUSED, Hold
+from extproc.features.holding.hold_figures import FULL, LEFT, UNHELD, HoldFigures
+from extproc.features.holding.line import NO_PLACE, Place
+from extproc.features.router_parts import RouterParts
+from extproc.fleet.workers import Workers
+from extproc.http2.limits import MIB
+from extproc.requests.request import RoutingRequest
+from extproc.routing.claims.claim_table import Holdings
+from extproc.routing.decision import Decision
+
+log = logging.getLogger("kvsteer.decision")
+
+# How often it is checked whether there is room.
+STEP_SECONDS = 0.1
+
+
+# Most bytes of the bodies of those that wait.
+MOST_BYTES = 256 * MIB
+
+
+class Holding(Feature):
+    """Has requests wait for room in the caches.
+
+    clock: that of the hold, in seconds. asked_seconds: for which the proxy is asked.
+    """
+
+    def __init__(self, hold: Hold, asked_seconds: float, clock: Callable[[], float]) -> None:
+        self._hold = hold
+        self._asked_seconds = asked_seconds
+        self._clock = clock
+        self._waits: dict[Place, asyncio.Future[bool]] = {}
+        self._held_bytes = 0
+        self._step_due: asyncio.TimerHandle | None = None
+        self._figures = HoldFigures(hold.waiting)
+
+    def collectors(self) -> Sequence[Collector]:
+        """Returns what shows who waits."""
+        return (self._figures,)
+
+    def must_wait(self, request: RoutingRequest, decision: Decision, now: float) -> Wait | None:
+        """Returns the wait of a request, None if it goes on at once."""
+        place = self._hold.place_of(decision, now)
+        if place is None:
+            return None
+        model, size = decision.model or "", len(request.body or b"")
+        if place is not NO_PLACE and self._held_bytes + size > MOST_BYTES:
+            self._hold.leave(model, place, now)
+            place = NO_PLACE
+        return _Wait(self, model, place, size)
+
+    async def wait(
+        self, model: str, place: Place, size_bytes: int, ask_for_time: AskForTime
+    ) -> bool:
+        """Waits at a place; returns whether the request goes on. size_bytes: of its body."""
+        if place is NO_PLACE:
+            self._figures.end(model, FULL, 0.0)
+            return False
+        if not ask_for_time(self._asked_seconds):
+            self._hold.give_up(model, place)
+            self._figures.end(model, UNHELD, 0.0)
+            return True
+        waiting: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waits[place] = waiting
+        self._held_bytes += size_bytes
+        self._step_later()
+        try:
+            await asyncio.sleep(0)  # makes a task of the call
+            return await waiting
+        except asyncio.CancelledError:
+            if self._waits.pop(place, None) is not None:
+                now = self._clock()
+                self._hold.leave(model, place, now)
+                self._figures.end(model, LEFT, now - place.since)
+            raise
+        finally:
+            self._held_bytes -= size_bytes
+
+    def _step_later(self) -> None:
+        if self._step_due is None:
+            loop = asyncio.get_running_loop()
+            self._step_due = loop.call_later(STEP_SECONDS, self._step)
+
+    def _step(self) -> None:
+        """Ends the waits that are over; an error ends them all, so that nobody is forgotten."""
+        self._step_due = None
+        now = self._clock()
+        try:
+            for model, place, outcome in self._hold.step(now):
+                self._figures.end(model, outcome, now - place.since)
+                self._finish(place, goes_on=outcome != REFUSED)
+        except Exception as error:  # noqa: BLE001 - whatever it is, requests must go on
+            log_fault(log, "holding requests failed with %s", error)
+            self._hold.clear()
+            for place in list(self._waits):
+                self._finish(place, goes_on=True)
+        if len(self._hold):
+            self._step_later()
+
+    def _finish(self, place: Place, *, goes_on: bool) -> None:
+        waiting = self._waits.pop(place, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(goes_on)
+
+
+class _Wait(Wait):
+    """The wait of one request."""
+
+    def __init__(self, holding: Holding, model: str, place: Place, size_bytes: int) -> None:
+        self._holding = holding
+        self._model = model
+        self._place = place
+        self._size_bytes = size_bytes
+
+    async def end(self, ask_for_time: AskForTime) -> bool:
+        """Waits; returns whether the request goes on."""
+        return await self._holding.wait(self._model, self._place, self._size_bytes, ask_for_time)
+
+
+def records_of(workers: Workers, model: str) -> Iterable[Holdings] | None:
+    """Returns the records of a model's workers that may answer; None if a feed is not live."""
+    candidates, names = workers.candidates, []
+    draining = candidates.draining()
+    for one in candidates.list_for(model):
+        if one.excluded or one.endpoint in draining or workers.states.down(one.endpoint):
+            continue
+        if candidates.state(one.name) != "live":
+            return None
+        names.append(one.name)
+    return map(candidates.holdings, names) if names else None
+
+
+def holding(config: Config, parts: RouterParts) -> Holding | None:
+    """Returns the feature if requests may wait for room."""
+    rules, workers = config.policy.hold, parts.workers
+    if not rules.enabled:
+        return None
+    hold = Hold(rules, lambda model: records_of(workers, model), parts.homes)
+    return Holding(hold, float(rules.envoy_seconds), workers.monotonic)

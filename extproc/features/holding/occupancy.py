@@ -1,0 +1,39 @@
+"""How much of the caches live conversations fill, where all of that is known."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from extproc.routing.claims.claim_table import Holdings
+
+
+class Occupancy(NamedTuple):
+    """The live contexts of some workers, in tokens.
+
+    live: what they hold, shared prefixes once. room: what the caches have room for. usual: what is
+    a conversation's own on average, of those that returned; 0 if none has.
+    """
+
+    live: float
+    room: float
+    usual: float
+
+
+def occupancy_of(records: Iterable[Holdings], now: float) -> Occupancy | None:
+    """Returns what live conversations fill; None if a worker's part is not known.
+
+    That is so if no events tell what it evicts, or it did not say how large its cache is.
+    """
+    live = room = own = returned = 0.0
+    for one in records:
+        if not one.capacity_tokens or one.is_blind:
+            return None
+        contexts = one.contexts
+        if now >= contexts.expires_at:
+            contexts.expire(now)
+        live += contexts.tokens
+        room += one.capacity_tokens
+        own += contexts.own_returned
+        returned += contexts.returned
+    if not room:
+        return None
+    return Occupancy(live, room, own / returned if returned >= 1.0 else 0.0)

@@ -1,0 +1,42 @@
+"""Three workers whose caches live conversations fill, and those who wait for room there."""
+
+from collections.abc import Iterable, Sequence
+
+from extproc.config.sections import HoldSettings
+from extproc.features.holding.hold import Hold
+from extproc.features.holding.line import Place
+from extproc.routing.claims.claim_table import Holdings
+from tests.extproc.routing.cost.test_room import CAPACITY, Fleet, conversation
+
+BOUND = 20
+
+
+class HeldFleet(Fleet):
+    """A fleet of three workers, and the hold in front of it. limit: what the caches hold."""
+
+    def __init__(self, most: int = 100, classes: Sequence[str] = ()) -> None:
+        super().__init__()
+        rules = HoldSettings(
+            enabled=True, bound_seconds=BOUND, max_requests=most, classes=tuple(classes)
+        )
+        self.is_known = True
+        self.hold = Hold(rules, self.records, self.homes)
+        self.limit = self.hold.limit("m")
+        self.limit.share = 1.0
+
+    def records(self, _: str) -> Iterable[Holdings] | None:
+        return self.holdings.values() if self.is_known else None
+
+    def ask(self, tokens: Sequence[int]) -> Place | None:
+        """Returns the place of a request that must wait, None if it goes on."""
+        return self.hold.place_of(self.decide(tokens), self.now)
+
+    def steps(self) -> list[tuple[int, str]]:
+        """Returns how waits end now: the key of each place, and the outcome."""
+        return [(place.key, outcome) for _, place, outcome in self.hold.step(self.now)]
+
+    def fill(self) -> None:
+        """Has a conversation fill most of each cache."""
+        for number, worker in enumerate("abc", 101):
+            for prompt in conversation(number, (CAPACITY - 6_000) // 2, 2):
+                self.send(prompt, worker)

@@ -1,0 +1,157 @@
+"""Who waits for room in the caches, and how waits end."""
+
+import pytest
+from msgspec.structs import replace
+
+from extproc.features.holding.hold import LET_IN, PLACED, REFUSED
+from extproc.features.holding.limit import STEP_SECONDS, Limit
+from extproc.features.holding.line import NO_PLACE
+from extproc.requests.request_class import RequestClass
+from extproc.routing.claims.live_contexts import LIVE_SECONDS, LiveContexts
+from tests.extproc.features.holding.fleets import BOUND, HeldFleet
+from tests.extproc.routing.cost.test_room import SYSTEM, conversation
+
+
+def first(number: int, own: int = 12_000) -> list[int]:
+    return list(next(conversation(number, own)))
+
+
+@pytest.fixture
+def fleet() -> HeldFleet:
+    """A fleet whose caches are nearly full."""
+    made = HeldFleet()
+    made.fill()
+    return made
+
+
+def test_nobody_waits_while_there_is_room() -> None:
+    fleet = HeldFleet()
+    assert fleet.ask(first(1)) is None
+    fleet.send(first(1))
+    assert (fleet.ask(first(2)), len(fleet.hold)) == (None, 0)
+
+
+def test_who_begins_waits_while_caches_are_full(fleet: HeldFleet) -> None:
+    place = fleet.ask(first(1))
+    assert place is not None
+    usual = sum(one.contexts.own_returned for one in fleet.holdings.values()) / 3
+    assert (place.tokens, fleet.hold.waiting()) == (usual, {"m": 1})
+    assert fleet.steps() == []
+
+
+def test_who_is_held_goes_on_although_others_wait(fleet: HeldFleet) -> None:
+    assert fleet.ask(first(1)) is not None
+    *_, last = conversation(101, 17_000, 3)
+    assert fleet.ask(last) is None
+
+
+def test_little_that_is_new_goes_on(fleet: HeldFleet) -> None:
+    parent = list(conversation(101, 17_000, 2))[-1]
+    assert fleet.ask([*parent, *range(900_000, 900_500)]) is None
+    assert fleet.ask([*SYSTEM, *range(900_000, 900_900)]) is None
+
+
+def test_conversation_that_lost_its_cache_waits_and_counts_no_longer(fleet: HeldFleet) -> None:
+    fleet.sent["a"].clear()
+    assert fleet.live("a")[0] == 1
+    assert fleet.ask(list(conversation(101, 17_000, 3))[-1]) is not None
+    assert fleet.live("a")[0] == 0
+
+
+def test_who_came_first_is_let_in_first_when_there_is_room(fleet: HeldFleet) -> None:
+    keys = [place.key for number in (1, 2, 3) if (place := fleet.ask(first(number)))]
+    fleet.now += LIVE_SECONDS
+    assert fleet.steps() == [(key, LET_IN) for key in keys]
+    assert len(fleet.hold) == 0
+
+
+def test_room_is_given_once(fleet: HeldFleet) -> None:
+    keys = [place.key for number in range(1, 7) if (place := fleet.ask(first(number)))]
+    fleet.holdings["a"].contexts = LiveContexts()
+    assert fleet.steps() == [(keys[0], LET_IN)]
+    assert fleet.hold.waiting() == {"m": 5}
+
+
+def test_those_who_reach_the_bound_go_on_a_few_at_a_time_or_are_refused(fleet: HeldFleet) -> None:
+    keys = [place.key for number in (1, 2) if (place := fleet.ask(first(number)))]
+    fleet.now += BOUND
+    assert fleet.steps() == [(keys[0], PLACED), (keys[1], REFUSED)]
+    again = fleet.ask(first(2))
+    assert again is not None
+    assert (again.key, again.is_away, fleet.hold.waiting()) == (keys[1], False, {"m": 1})
+
+
+def test_who_does_not_come_again_is_forgotten(fleet: HeldFleet) -> None:
+    for number in (1, 2):
+        fleet.ask(first(number))
+    fleet.now += BOUND
+    fleet.steps()
+    fleet.now += BOUND
+    assert (fleet.steps(), len(fleet.hold)) == ([], 0)
+
+
+def test_nobody_waits_where_it_is_not_known_what_lives(fleet: HeldFleet) -> None:
+    place = fleet.ask(first(1))
+    assert place is not None
+    fleet.is_known = False
+    assert fleet.ask(first(2)) is None
+    assert fleet.steps() == [(place.key, LET_IN)]
+
+
+def test_line_is_bounded() -> None:
+    fleet = HeldFleet(most=1)
+    fleet.fill()
+    assert fleet.ask(first(1)) is not NO_PLACE
+    assert fleet.ask(first(2)) is NO_PLACE
+
+
+def test_who_left_keeps_the_place_and_who_does_not_wait_gives_it_up(fleet: HeldFleet) -> None:
+    left, given_up = fleet.ask(first(1)), fleet.ask(first(2))
+    assert left is not None
+    assert given_up is not None
+    fleet.hold.leave("m", left, fleet.now)
+    fleet.hold.give_up("m", given_up)
+    assert (fleet.hold.waiting(), len(fleet.hold)) == ({"m": 0}, 1)
+    fleet.hold.give_up("m", given_up)
+    fleet.hold.leave("other", left, fleet.now)
+    assert len(fleet.hold) == 1
+
+
+def test_classes_wait_in_the_order_of_their_priorities(fleet: HeldFleet) -> None:
+    keys = []
+    for number, level in ((1, 1), (2, 0)):
+        of_class = RequestClass(str(level), level, level, None)
+        decision = replace(fleet.decide(first(number)), of_class=of_class)
+        place = fleet.hold.place_of(decision, fleet.now)
+        assert place is not None
+        keys.append(place.key)
+    fleet.is_known = False
+    assert [key for key, _ in fleet.steps()] == keys[::-1]
+
+
+def test_only_requests_of_named_classes_wait() -> None:
+    fleet = HeldFleet(classes=["batch"])
+    fleet.fill()
+    assert fleet.ask(first(1)) is None
+    for name, waits in (("people", False), ("batch", True)):
+        of_class = RequestClass(name, 0, 0, None)
+        decision = replace(fleet.decide(first(1)), of_class=of_class)
+        assert (fleet.hold.place_of(decision, fleet.now) is not None) == waits
+
+
+def test_nobody_waits_before_live_conversations_evict_each_other() -> None:
+    fleet = HeldFleet()
+    fleet.limit.share = Limit().share
+    fleet.fill()
+    assert fleet.ask(first(1)) is None
+    fleet.sent["a"].clear()
+    for _ in range(2):
+        fleet.now += STEP_SECONDS
+        fleet.ask(list(conversation(101, 17_000, 3))[-1])
+    assert fleet.limit.share < 1.0
+    assert fleet.ask(first(1)) is not None
+
+
+def test_unsteered_requests_go_on(fleet: HeldFleet) -> None:
+    decision = replace(fleet.decide(first(1)), is_steered=False)
+    assert fleet.hold.place_of(decision, fleet.now) is None

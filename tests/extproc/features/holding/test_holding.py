@@ -1,0 +1,144 @@
+"""Requests that wait inside the router, on a real event loop."""
+
+import asyncio
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from extproc.config.reader import parse
+from extproc.features.feature import Wait
+from extproc.features.holding.holding import Holding, records_of
+from extproc.fleet.workers import Workers
+from extproc.requests.request import PLAIN_REQUEST
+from kvstate.fleet import FollowedWorkers
+from tests.extproc.features.holding.fleets import BOUND, HeldFleet
+from tests.extproc.features.holding.test_hold import first
+from tests.extproc.serving.routers import of
+from tests.waiting import until
+
+ASKED = BOUND + 10.0
+
+
+class Gate:
+    """A full fleet, and the feature in front of it. asked: the times for which it asked."""
+
+    def __init__(self, most: int = 100) -> None:
+        self.fleet = HeldFleet(most=most)
+        self.fleet.fill()
+        self.feature = Holding(self.fleet.hold, ASKED, lambda: self.fleet.now)
+        self.asked: list[float] = []
+        self.request = PLAIN_REQUEST
+
+    def wait_of(self, number: int) -> Wait:
+        decision = self.fleet.decide(first(number))
+        wait = self.feature.must_wait(self.request, decision, self.fleet.now)
+        assert wait is not None
+        return wait
+
+    def grant(self, seconds: float) -> bool:
+        self.asked.append(seconds)
+        return True
+
+    def begin(self, number: int) -> "asyncio.Task[bool]":
+        return asyncio.create_task(self.wait_of(number).end(self.grant))
+
+    def shown(self) -> Iterator[str]:
+        registry = CollectorRegistry()
+        for one in self.feature.collectors():
+            registry.register(one)
+        lines = generate_latest(registry).decode().splitlines()
+        return (line for line in lines if line.startswith("kvsteer_hold") and "bucket" not in line)
+
+
+async def test_request_waits_until_there_is_room_and_goes_on() -> None:
+    gate = Gate()
+    waiting = gate.begin(1)
+    await until(lambda: gate.asked == [ASKED])
+    assert not waiting.done()
+    gate.fleet.is_known = False
+    assert await waiting
+    assert 'kvsteer_holds_total{model="m",outcome="let_in"} 1.0' in gate.shown()
+
+
+async def test_request_is_refused_at_the_bound_after_one_that_went_on() -> None:
+    gate = Gate()
+    waits = [gate.begin(number) for number in (1, 2)]
+    await until(lambda: len(gate.asked) == 2)
+    gate.fleet.now += BOUND
+    assert await asyncio.gather(*waits) == [True, False]
+    shown = list(gate.shown())
+    assert 'kvsteer_holds_total{model="m",outcome="refused"} 1.0' in shown
+    assert f'kvsteer_hold_seconds_sum{{model="m"}} {2.0 * BOUND}' in shown
+
+
+async def test_client_that_leaves_keeps_its_place() -> None:
+    gate = Gate()
+    waiting = gate.begin(1)
+    await until(lambda: bool(gate.asked))
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert (gate.fleet.hold.waiting(), len(gate.fleet.hold)) == ({"m": 0}, 1)
+    assert 'kvsteer_holds_total{model="m",outcome="left"} 1.0' in gate.shown()
+
+
+async def test_request_goes_on_if_the_proxy_does_not_wait() -> None:
+    gate = Gate()
+    assert await gate.wait_of(1).end(lambda _: False)
+    assert len(gate.fleet.hold) == 0
+    assert list(gate.shown()) == ['kvsteer_holds_total{model="m",outcome="unheld"} 1.0']
+
+
+async def test_request_without_a_place_is_refused_at_once() -> None:
+    gate = Gate(most=0)
+    assert not await gate.wait_of(1).end(gate.grant)
+    assert gate.asked == []
+
+
+async def test_bodies_of_those_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("extproc.features.holding.holding.MOST_BYTES", 150)
+    gate = Gate()
+    gate.request = msgspec.structs.replace(PLAIN_REQUEST, body=bytes(100))
+    waiting = gate.begin(1)
+    await until(lambda: bool(gate.asked))
+    assert not await gate.wait_of(2).end(gate.grant)
+    gate.fleet.is_known = False
+    assert await waiting
+    gate.fleet.is_known = True
+    again = gate.begin(2)
+    await until(lambda: len(gate.asked) == 2)
+    again.cancel()
+
+
+async def test_error_ends_all_waits_so_that_requests_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate = Gate()
+    waits = [gate.begin(number) for number in (1, 2)]
+    await until(lambda: len(gate.asked) == 2)
+    monkeypatch.setattr(gate.fleet.hold, "step", lambda _: 1 / 0)
+    assert await asyncio.gather(*waits) == [True, True]
+    assert len(gate.fleet.hold) == 0
+
+
+CONFIG = """
+models: [{name: m}]
+workers: [{endpoint: '127.0.0.1:1'}, {endpoint: '127.0.0.1:2'}]
+"""
+
+
+async def test_records_are_those_of_workers_that_are_up_and_live() -> None:
+    workers = Workers(parse(CONFIG, "c"), FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
+    assert records_of(workers, "m") is None
+    assert records_of(workers, "unknown") is None
+
+
+def test_feature_is_made_only_if_it_is_enabled() -> None:
+    enabled = of(CONFIG + "policy: {hold: {enabled: true}}")
+    disabled = of(CONFIG)
+    assert enabled.hooks.must_wait
+    assert not disabled.hooks.must_wait
+    for one in (enabled, disabled):
+        one.router.close()
