@@ -186,8 +186,10 @@ class Homes:
         home = self._homes.get(key)
         if home is None or not home.is_continued:
             return self.context(key).grown_to(tokens)
-        prefix = min(tokens, home.context.own + home.context.shared)
-        return Context(tokens - prefix, prefix, key, has_returned=True)
+        before = home.context
+        prefix = min(tokens, before.own + before.shared)
+        forked = max(0.0, prefix - before.begun_with)
+        return Context(tokens - prefix, prefix, key, has_returned=True, forked=forked)
 
     def counted(self, key: int, now: float) -> Context | None:
         """Returns the same if the conversation counts by this request, and lives; else None."""

@@ -21,18 +21,25 @@ class Context(msgspec.Struct, frozen=True, gc=False):
 
     own: those that only it has. shared: those of the prefix with which others begin as well.
     shared_key: of that prefix, 0 if there is none. has_returned: whether it has had another request
-    after its first.
+    after its first. forked: of those shared, the ones that were its own before another request went
+    on from the same prompt.
     """
 
     own: float = 0.0
     shared: float = 0.0
     shared_key: int = 0
     has_returned: bool = False
+    forked: float = 0.0
+
+    @property
+    def begun_with(self) -> float:
+        """Returns the tokens that it shared when it began."""
+        return self.shared - self.forked
 
     def grown_to(self, tokens: float) -> "Context":
         """Returns the context after one more request, whose prompt has so many tokens."""
         own = max(0.0, tokens - self.shared)
-        return Context(own, self.shared, self.shared_key, has_returned=True)
+        return Context(own, self.shared, self.shared_key, has_returned=True, forked=self.forked)
 
 
 NO_CONTEXT = Context()

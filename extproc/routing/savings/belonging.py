@@ -156,13 +156,11 @@ def _of_tokens(
         return NOWHERE
     home, follows = homes.find(homes.ends_in(marks, prompt.tokens), now)
     most = max(saved.values(), default=0.0)
-    if follows:
-        context, shared = homes.grown(follows, weighed), homes.context(follows).shared
-    else:
-        context = _begun((marks,), sent, most, weighed)
-        shared = context.shared
+    begun = None if follows else _begun((marks,), sent, most, weighed)
+    context = begun or homes.grown(follows, weighed)
     turn = Turn((end.key,), follows, context, end)
-    begins = most - shared < (weighed - shared) / 2
+    common = context.begun_with
+    begins = most - common < (weighed - common) / 2
     return Belonging({}, "", turn, home, homes.counted(follows, now), begins)
 
 

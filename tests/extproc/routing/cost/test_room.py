@@ -205,6 +205,8 @@ def test_sub_agents_that_go_on_from_one_prompt_count_it_once_beside_the_first(co
         fork = [*second, *range(800_000 + 1_000 * number, 800_300 + 1_000 * number)]
         assert not fleet.decide(fork).basis.belonging.begins
         fleet.send(fork, "a")
+        again = [*fork, *range(900_000 + 1_000 * number, 900_020 + 1_000 * number)]
+        assert not fleet.decide(again).basis.belonging.begins
     conversations, tokens = fleet.live("a")
     assert conversations == count
     assert len(second) <= tokens <= 2 * len(second) + 300 * count
