@@ -75,12 +75,12 @@ class Line:
         first.
         """
         before = self._by_key.get(key)
+        if before is not None and before.is_away:
+            self._drop(before)
+        if len(self._places) >= self._most:
+            return NO_PLACE
         if before is not None:
             order = before.order
-            if before.is_away:
-                self._drop(before)
-        elif len(self._places) >= self._most:
-            return NO_PLACE
         else:
             turn = max(self._turn, self._turns.get(tenant, 0) + 1)
             self._arrivals += 1
