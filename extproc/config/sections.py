@@ -250,7 +250,7 @@ class HoldSettings:
     """
 
     enabled: bool = setting(
-        "true: while live contexts exceed the caches, those that lost theirs wait in the router",
+        "true: while live contexts exceed the caches, those who begin or lost theirs wait",
         default=False,
     )
     classes: tuple[str, ...] = setting(
