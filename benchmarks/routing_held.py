@@ -93,7 +93,8 @@ def _all() -> Sequence[object]:
 
 
 def _rows(loop: Loop, found: Mapping[str, Sequence[LoopResult]]) -> Iterator[PairedRow]:
-    for what in ("turns", "conversation", "conversation_p90"):
+    ended = all(one.conversation for one in found[DEFAULT])
+    for what in ("turns", *(("conversation", "conversation_p90") if ended else ())):
         held, free = (figure(found[name], what) for name in (HELD, DEFAULT))
         yield PairedRow(f"{loop.name}: {what}, held / not", held, free)
 
@@ -117,9 +118,10 @@ def _cell(results: Sequence[LoopResult]) -> str:
     def of(what: str) -> float:
         return _mean(results, what)
 
+    took = f"{of('conversation'):.0f} s" if of("conversation") else "-"
     return (
         f"{of('turns'):.2f} ({of('prompt_turns'):.2f}), {of('p50'):.2f} / {of('p90'):.1f} s,"
-        f" {of('conversation'):.0f} s, {max(one.longest_hold for one in results):.0f} s"
+        f" {took}, {max(one.longest_hold for one in results):.0f} s"
     )
 
 
