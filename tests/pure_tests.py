@@ -30,6 +30,8 @@ BESIDES = (
     "tests/extproc/requests/test_reserved_grpc_fields.py",
     "tests/extproc/serving/test_tenants.py",
     "tests/extproc/features/classes/test_classes.py",
+    "tests/extproc/features/holding/test_holding.py",
+    "tests/extproc/serving/test_waits.py",
     "tests/extproc/serving/test_conformance.py",
     "tests/extproc/proof/test_trust.py",
     "tests/kvstate/feeds/test_allowance.py",

@@ -151,6 +151,10 @@ def with_events(rest: str) -> str:
             "policy.classes.default: 'c' is the name of no class",
         ),
         (
+            [MODEL, WORKER, "policy: {hold: {classes: [batch]}}"],
+            "policy.hold.classes: 'batch' is the name of no class",
+        ),
+        (
             [MODEL, WORKER, "steering: {header: 'a b'}"],
             "steering.header: is not a valid header name: 'a b'",
         ),
@@ -709,3 +713,9 @@ def test_wrong_predictions_that_nobody_would_see_are_named(
 def test_wrong_predictions_of_workers_to_be_found_are_named_as_well() -> None:
     config = parse("models: [{name: m}]\ndiscovery: {file: workers.yaml}", "c")
     assert len(list(rules.unseen_causes(config))) == 1
+
+
+def test_hold_of_classes_that_exist_is_right() -> None:
+    classes = "classes: {header: x, default: a, of: [{name: a}, {name: b, priority: 1}]}"
+    text = f"{MODEL}\n{WORKER}\npolicy: {{{classes}, hold: {{classes: [b]}}}}"
+    assert parse(text, "c").policy.hold.classes == ("b",)

@@ -152,6 +152,16 @@ def test_nobody_waits_before_live_conversations_evict_each_other() -> None:
     assert fleet.ask(first(1)) is not None
 
 
+def test_prompt_that_is_too_short_to_be_found_again_goes_on(fleet: HeldFleet) -> None:
+    assert fleet.ask(range(20)) is None
+
+
+def test_all_places_can_be_given_up(fleet: HeldFleet) -> None:
+    assert fleet.ask(first(1)) is not None
+    fleet.hold.clear()
+    assert (fleet.steps(), fleet.hold.waiting()) == ([], {"m": 0})
+
+
 def test_unsteered_requests_go_on(fleet: HeldFleet) -> None:
     decision = replace(fleet.decide(first(1)), is_steered=False)
     assert fleet.hold.place_of(decision, fleet.now) is None
