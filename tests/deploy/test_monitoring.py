@@ -30,6 +30,8 @@ ABSENT = (
     "kvsteer_connection_faults_total",
     "kvsteer_disaggregation_total",
     "kvsteer_class_",
+    "kvsteer_held_requests",
+    "kvsteer_hold",
     "kvsteer_isolated_requests_total",
     "kvsteer_media_items_total",
     "kvsteer_state_file_",

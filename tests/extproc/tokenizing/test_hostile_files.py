@@ -161,7 +161,7 @@ TOKENIZERS: dict[str, tuple[Change, str]] = {
     "long tokens": (added(1_000, 1_024), ""),
     "a pattern that gives up": (split_at("(a+)+[bc]"), "retry-limit-in-match"),
     "a slow pattern": (
-        split_at(r"\w{1,150}\w{1,150}\w{1,90}(?!\w|$)"),
+        split_at(r"\w{1,160}\w{1,160}\w{1,250}(?!\w|$)"),
         "it takes more than 20 s of CPU",
     ),
 }
