@@ -117,7 +117,8 @@ class DemoProcess:
         try:
             await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_SECONDS)
         except TimeoutError:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):  # it may have ended just now
+                self._process.kill()
         await self._following
 
     def raise_if_dead(self) -> None:
