@@ -29,7 +29,7 @@ HOME_SECONDS = 86_400.0
 
 # So many conversations are taken to have begun and returned before any did, and after so many that
 # begun, half of all are forgotten.
-TAKEN_TO_RETURN, MOST_BEGUN = 128.0, 512.0
+TAKEN_TO_RETURN, MOST_BEGUN = 48.0, 64.0
 
 # Most ends of prompts that are known behind one mark, the latest.
 ENDS_OF_MARK = 16
