@@ -5,7 +5,14 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.features.holding.limit import EVICTED_SHARE, MEMORY_SECONDS, STEP_SECONDS, Limit
+from extproc.features.holding.limit import (
+    EVICTED_SHARE,
+    FALL,
+    MEMORY_SECONDS,
+    RISE,
+    STEP_SECONDS,
+    Limit,
+)
 
 
 class Learned:
@@ -45,6 +52,17 @@ def test_limit_rises_again_while_somebody_waits_and_little_is_evicted() -> None:
     learned.pass_(2.0, 0.5, steps=10)
     low = learned.pass_(1.0, 0.0, steps=10, waits=True)
     assert learned.pass_(1.0, 0.0, steps=10, waits=True) > low
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 1.0), st.booleans()), max_size=60))
+def test_limit_falls_and_rises_by_no_more_than_a_step(
+    steps: list[tuple[float, float, bool]],
+) -> None:
+    learned = Learned()
+    for filled, evicted, waits in steps:
+        before, after = learned.limit.share, learned.pass_(filled, evicted, waits=waits)
+        assert after >= min(before, filled) * FALL
+        assert after <= max(before * (1.0 + RISE), filled)
 
 
 def test_limit_stays_while_nobody_waits_below_it() -> None:
