@@ -13,6 +13,7 @@ from extproc.routing.decision import Decision
 from extproc.serving.exchange import Exchange, Service
 from tests.extproc.messages import answers_of, body, head
 from tests.extproc.serving.routers import counted, in_flight, seen, service
+from tests.waiting import until
 
 PROMPT = json.dumps({"model": "m", "prompt": list(range(40))}).encode()
 
@@ -55,8 +56,8 @@ def waiting(one: Service) -> Waiting:
     return made
 
 
-async def begun(one: Service) -> "tuple[Exchange, asyncio.Task[bytes]]":
-    """A request that is being decided, and its first answer."""
+async def begun(one: Service, waiting: Waiting) -> "tuple[Exchange, asyncio.Task[bytes]]":
+    """A request that waits, or is decided already, and its first answer."""
     exchange = one.open()
     await exchange.receive(one.decoder.decode(head("/v1/completions").SerializeToString()))
 
@@ -65,14 +66,14 @@ async def begun(one: Service) -> "tuple[Exchange, asyncio.Task[bytes]]":
         return answers_of(answers)[0].SerializeToString()
 
     task = asyncio.create_task(decided())
-    await asyncio.sleep(0)
+    await until(lambda: bool(waiting.asked) or task.done())
     return exchange, task
 
 
 async def test_request_is_decided_anew_and_booked_after_its_wait(
     one: Service, waiting: Waiting
 ) -> None:
-    exchange, task = await begun(one)
+    exchange, task = await begun(one, waiting)
     assert (in_flight(one), seen(one).decisions, waiting.asked) == (0, [], [False])
     waiting.gate.set()
     assert b"10.0.0." in await task
@@ -84,7 +85,7 @@ async def test_request_is_decided_anew_and_booked_after_its_wait(
 async def test_request_that_waited_in_vain_is_answered_429(one: Service, waiting: Waiting) -> None:
     waiting.goes_on = False
     waiting.gate.set()
-    exchange, task = await begun(one)
+    exchange, task = await begun(one, waiting)
     answer = await task
     assert b"retry-after" in answer
     assert b"live conversations fill the caches" in answer
@@ -95,7 +96,7 @@ async def test_request_that_waited_in_vain_is_answered_429(one: Service, waiting
 
 async def test_feature_that_fails_has_nobody_wait(one: Service, waiting: Waiting) -> None:
     waiting.is_broken = True
-    exchange, task = await begun(one)
+    exchange, task = await begun(one, waiting)
     assert b"10.0.0." in await task
     exchange.close()
 
@@ -103,7 +104,7 @@ async def test_feature_that_fails_has_nobody_wait(one: Service, waiting: Waiting
 async def test_stream_that_ends_while_it_waits_leaves_nothing(
     one: Service, waiting: Waiting
 ) -> None:
-    exchange, task = await begun(one)
+    exchange, task = await begun(one, waiting)
     exchange.close()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

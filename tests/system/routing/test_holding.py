@@ -48,7 +48,6 @@ class Agents:
                 self.odd.append(str(answer))
             elif status == 429:
                 assert "keeps its place" in str(answer)
-                await asyncio.sleep(0.2)
 
 
 @contextlib.asynccontextmanager
