@@ -205,8 +205,7 @@ class States:
 def _contexts(holdings: Holdings, now: float) -> dict[str, int | None]:
     """Returns what live conversations hold of a worker's cache, and its size if that is known."""
     live = holdings.contexts
-    if now >= live.expires_at:
-        live.expire(now)
+    live.expire(now)
     return {
         "conversations": round(live.conversations),
         "live_tokens": round(live.tokens),

@@ -16,6 +16,7 @@ from extproc.observing.buckets import Buckets, TracedValue, histogram_family
 from extproc.observing.keyed import KeyedCounts
 from extproc.observing.recent_counts import MINUTE_SECONDS
 from extproc.routing.decision import Decision
+from extproc.routing.recomputed import EVICTED, MOVED, recomputed_tokens
 
 # In chronological order.
 PHASES = ("parse", "tokens", "lookup", "pick")
@@ -103,29 +104,6 @@ PHASE_BOUNDS = (
 MATCH_BOUNDS = (0, 10, 25, 50, 75, 90, 95, 99, 100)
 
 
-# Why a live conversation's context is computed again: no worker holds half of what is its own, or
-# it goes to another one.
-EVICTED, MOVED = "evicted", "moved"
-
-
-def recomputed_tokens(decision: Decision) -> tuple[str, float]:
-    """Returns why a live conversation's context is computed again, and how much; "" if it is not.
-
-    Less than half of what is the conversation's own counts only where it moves: the end of any
-    prompt, which fills no block, is computed again as well. Requests that are left to the proxy do
-    not count.
-    """
-    if not decision.is_steered:
-        return "", 0.0
-    belonging = decision.basis.belonging
-    context = belonging.counted
-    why = EVICTED if belonging.begins else MOVED if decision.worker != belonging.home else ""
-    if context is None or not why:
-        return "", 0.0
-    held = decision.basis.claims_on(decision.worker).saved
-    return why, max(0.0, context.own + context.shared - held)
-
-
 # Decisions that are counted together: a few hundred microseconds of work.
 BATCH = 512
 
@@ -173,9 +151,7 @@ class DecisionCounts:
         if decision.split is not None:
             self.by_split[decision.model or "", decision.split.outcome] += 1
         if basis.belonging.counted is not None:
-            why, tokens = recomputed_tokens(decision)
-            if why:
-                self.recomputed_tokens[decision.model or "", why] += tokens
+            self.note_recomputed(decision)
         noted.append(
             (
                 decision.model,
@@ -192,6 +168,12 @@ class DecisionCounts:
         )
         if len(noted) >= BATCH:
             self.settle()
+
+    def note_recomputed(self, decision: Decision) -> None:
+        """Counts what is computed again of a live conversation."""
+        why, tokens = recomputed_tokens(decision)
+        if why:
+            self.recomputed_tokens[decision.model or "", why] += tokens
 
     def settle(self) -> None:
         """Counts all noted decisions."""

@@ -175,6 +175,10 @@ class Metrics(Collector):
             seconds = timeline.picked_at - timeline.started_at
             self._decisions.show(TracedValue(trace.trace_id, seconds, self._clock()))
 
+    def note_recomputed(self, decision: Decision) -> None:
+        """Counts what is computed again of a live conversation whose request has waited."""
+        self._decisions.note_recomputed(decision)
+
     def count_media(self, model: str | None, media: Media, at: float) -> None:
         """Counts the media items of a request. at: seconds of the decisions' clock."""
         counts = shares_of(media)

@@ -179,7 +179,7 @@ class Decision(msgspec.Struct, frozen=True):
         return None if self.split is None else self.split.prefill
 
 
-def refused(decision: Decision) -> Decision:
+def without_room(decision: Decision) -> Decision:
     """Returns a decision as it is if its request waited for room in vain."""
     return msgspec.structs.replace(
         decision, verdict=Verdict.NO_ROOM, pick=(), worker="", reason=NO_ROOM, split=None

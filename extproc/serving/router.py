@@ -57,7 +57,7 @@ from extproc.requests.tenant_salt import name_apart
 from extproc.requests.trusted_headers import NO_TRUSTED_HEADERS, TrustedHeaders
 from extproc.routing.candidates.ranks import Ranks
 from extproc.routing.cost.term import Term
-from extproc.routing.decision import OVER_LIMIT, Decision, refused
+from extproc.routing.decision import OVER_LIMIT, Decision, without_room
 from extproc.routing.decision_log import DecisionLog, ids_of
 from extproc.routing.explain import explanation
 from extproc.routing.health.statuses import FIRST_FAILURE
@@ -243,7 +243,8 @@ class Router:
                 continue
             timeline.pause(clock() - began)
             if not goes_on:
-                return refused(decision), query
+                return without_room(decision), query
+            self._metrics.note_recomputed(decision)  # its conversation counted only before
             decision, query = self._decide(request, query, timeline, is_steered=is_steered)
         return decision, query
 

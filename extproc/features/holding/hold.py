@@ -18,11 +18,11 @@ from extproc.config.sections import HoldSettings
 from extproc.features.holding.limit import Limit
 from extproc.features.holding.line import NO_PLACE, Line, Place
 from extproc.features.holding.occupancy import Occupancy, occupancy_of
-from extproc.observing.decisions import EVICTED, recomputed_tokens
 from extproc.requests.request_class import RequestClass
 from extproc.routing.claims.claim_table import Holdings
 from extproc.routing.claims.homes import Homes
 from extproc.routing.decision import Decision, Verdict
+from extproc.routing.recomputed import EVICTED, recomputed_tokens
 
 # What fills less of a cache goes on at once.
 LEAST_TOKENS = 1_024.0
@@ -70,16 +70,15 @@ class Hold:
         model, belonging = decision.model or "", decision.basis.belonging
         if belonging.turn.end is None:  # its tokens are not known, and its model may be none
             return None
-        limit = self.limit(model)
         why, tokens = recomputed_tokens(decision)
-        limit.note(decision.basis.weighed_tokens, tokens if why == EVICTED else 0.0, now)
+        evicted = tokens if why == EVICTED else 0.0
+        self.limit(model).note(decision.basis.weighed_tokens, evicted, now)
         own = own_tokens(decision)
         if own < LEAST_TOKENS or not self._may_wait(decision.of_class):
             return None
         occupancy = self._occupancy(model, now)
         if occupancy is None:
             return None
-        limit.step(occupancy.live / occupancy.room, now, is_awaited=bool(self._lines.get(model)))
         need, counted = max(own, occupancy.usual), belonging.counted
         free = self._free(model, occupancy) + (0.0 if counted is None else counted.own)
         line = self._lines.get(model)
@@ -103,23 +102,25 @@ class Hold:
         self._entering.clear()
         for model, line in list(self._lines.items()):
             occupancy = self._occupancy(model, now)
-            if occupancy is not None:
-                share = occupancy.live / occupancy.room
-                self.limit(model).step(share, now, is_awaited=bool(line))
             # where it is not known any more what lives, nobody waits
             free = inf if occupancy is None else self._free(model, occupancy)
             for place in line.let_in(free):
                 self._entering[model] += place.tokens
                 yield model, place, LET_IN
             for place in line.overdue(now):
-                if occupancy is None or self._may_overflow(model, occupancy, now):
-                    line.remove(place)
-                    yield model, place, PLACED
-                else:
-                    line.leave(place, now)
-                    yield model, place, REFUSED
+                yield model, place, self._ended(model, line, place, occupancy, now)
             if not line.places:
                 del self._lines[model]
+
+    def _ended(
+        self, model: str, line: Line, place: Place, occupancy: Occupancy | None, now: float
+    ) -> str:
+        """Ends a wait at its bound: a few go on, the others are refused, and keep their places."""
+        if occupancy is None or self._may_overflow(model, occupancy, now):
+            line.remove(place)
+            return PLACED
+        line.leave(place, now)
+        return REFUSED
 
     def clear(self) -> None:
         """Gives up all places."""
@@ -153,8 +154,13 @@ class Hold:
         return self._limits[model]
 
     def _occupancy(self, model: str, now: float) -> Occupancy | None:
+        """Returns what live conversations fill, by which the limit changes; None if not known."""
         records = self._records(model)
-        return None if records is None else occupancy_of(records, now)
+        found = None if records is None else occupancy_of(records, now)
+        if found is not None:
+            is_awaited = bool(self._lines.get(model))
+            self.limit(model).step(found.live / found.room, now, is_awaited=is_awaited)
+        return found
 
     def _may_overflow(self, model: str, occupancy: Occupancy, now: float) -> bool:
         """Returns whether one more may go on without room, and counts it."""

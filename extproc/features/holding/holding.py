@@ -27,7 +27,6 @@ log = logging.getLogger("kvsteer.decision")
 # How often it is checked whether there is room.
 STEP_SECONDS = 0.1
 
-
 # Most bytes of the bodies of those that wait.
 MOST_BYTES = 256 * MIB
 
@@ -80,14 +79,12 @@ class Holding(Feature):
         try:
             await asyncio.sleep(0)  # makes a task of the call
             return await waiting
-        except asyncio.CancelledError:
-            if self._waits.pop(place, None) is not None:
+        finally:
+            self._held_bytes -= size_bytes
+            if self._waits.pop(place, None) is not None:  # nobody ended it, so the client left
                 now = self._clock()
                 self._hold.leave(model, place, now)
                 self._figures.end(model, LEFT, now - place.since)
-            raise
-        finally:
-            self._held_bytes -= size_bytes
 
     def _step_later(self) -> None:
         if self._step_due is None:

@@ -28,8 +28,7 @@ def occupancy_of(records: Iterable[Holdings], now: float) -> Occupancy | None:
         if not one.capacity_tokens or one.is_blind:
             return None
         contexts = one.contexts
-        if now >= contexts.expires_at:
-            contexts.expire(now)
+        contexts.expire(now)
         live += contexts.tokens
         room += one.capacity_tokens
         own += contexts.own_returned

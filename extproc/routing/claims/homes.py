@@ -172,11 +172,6 @@ class Homes:
                 if length <= count:
                     yield end_key(keys[place], self._part(tokens, LENGTHS[place], length))
 
-    def context(self, key: int) -> Context:
-        """Returns what the conversation holds whose request has this key."""
-        home = self._homes.get(key)
-        return NO_CONTEXT if home is None else home.context
-
     def grown(self, key: int, tokens: float) -> Context:
         """Returns what the conversation holds whose request has this key, after one of so many.
 
@@ -184,15 +179,15 @@ class Homes:
         that it held is shared.
         """
         home = self._homes.get(key)
+        before = NO_CONTEXT if home is None else home.context
         if home is None or not home.is_continued:
-            return self.context(key).grown_to(tokens)
-        before = home.context
+            return before.grown_to(tokens)
         prefix = min(tokens, before.own + before.shared)
         forked = max(0.0, prefix - before.begun_with)
         return Context(tokens - prefix, prefix, key, has_returned=True, forked=forked)
 
     def counted(self, key: int, now: float) -> Context | None:
-        """Returns the same if the conversation counts by this request, and lives; else None."""
+        """Returns what the conversation whose request has this key counts for now, if it does."""
         home = self._homes.get(key)
         if home is None or not home.is_counted or now - home.since >= LIVE_SECONDS:
             return None

@@ -103,6 +103,8 @@ class LiveContexts:
 
     def expire(self, now: float) -> None:
         """Counts those no longer that have been silent for too long."""
+        if now < self.expires_at:
+            return
         span = int(now // SPAN_SECONDS)
         for passed in range(max(self._latest + 1, span - SPANS + 1), span + 1):
             counts = self._spans[passed % SPANS]

@@ -124,7 +124,7 @@ def _of_texts(
             credit = _at_home(home, query, snapshot, saved, weighed)
             if by == SESSION:  # its texts are new there, so a shared system elsewhere is no reason
                 credit = {home: max(credit[home], max(saved.values(), default=0.0) + HOME_TOKENS)}
-            turn = Turn(keys, follows, homes.context(follows).grown_to(weighed))
+            turn = Turn(keys, follows, homes.grown(follows, weighed))
             return Belonging(credit, by, turn, home, homes.counted(follows, now))
     begins = homes is not None and bool(keys)
     most = max(saved.values(), default=0.0)

@@ -50,6 +50,14 @@ def one() -> Iterator[Service]:
 
 
 @pytest.fixture
+def recomputed(one: Service, monkeypatch: pytest.MonkeyPatch) -> list[Decision]:
+    """The decisions that were counted for what is computed again after a wait."""
+    noted: list[Decision] = []
+    monkeypatch.setattr(one.metrics, "note_recomputed", noted.append)
+    return noted
+
+
+@pytest.fixture
 def waiting(one: Service) -> Waiting:
     made = Waiting()
     one.hooks.must_wait.append(made.must_wait)
@@ -71,25 +79,27 @@ async def begun(one: Service, waiting: Waiting) -> "tuple[Exchange, asyncio.Task
 
 
 async def test_request_is_decided_anew_and_booked_after_its_wait(
-    one: Service, waiting: Waiting
+    one: Service, waiting: Waiting, recomputed: list[Decision]
 ) -> None:
     exchange, task = await begun(one, waiting)
     assert (in_flight(one), seen(one).decisions, waiting.asked) == (0, [], [False])
     waiting.gate.set()
     assert b"10.0.0." in await task
-    assert (in_flight(one), len(seen(one).decisions)) == (1, 1)
+    assert (in_flight(one), len(seen(one).decisions), len(recomputed)) == (1, 1, 1)
     exchange.close()
     assert in_flight(one) == 0
 
 
-async def test_request_that_waited_in_vain_is_answered_429(one: Service, waiting: Waiting) -> None:
+async def test_request_that_waited_in_vain_is_answered_429(
+    one: Service, waiting: Waiting, recomputed: list[Decision]
+) -> None:
     waiting.goes_on = False
     waiting.gate.set()
     exchange, task = await begun(one, waiting)
     answer = await task
     assert b"retry-after" in answer
     assert b"live conversations fill the caches" in answer
-    assert in_flight(one) == 0
+    assert (in_flight(one), recomputed) == (0, [])
     assert counted(one, 'kvsteer_decisions_total{model="m",reason="no_room"}') == 1
     exchange.close()
 

@@ -84,6 +84,14 @@ async def test_client_that_leaves_keeps_its_place() -> None:
     assert 'kvsteer_holds_total{model="m",outcome="left"} 1.0' in gate.shown()
 
 
+async def test_call_that_ends_before_its_task_is_made_leaves_the_line() -> None:
+    gate = Gate()
+    begun = gate.wait_of(1).end(gate.grant)
+    begun.send(None)
+    begun.close()
+    assert (gate.fleet.hold.waiting(), len(gate.fleet.hold)) == ({"m": 0}, 1)
+
+
 async def test_request_goes_on_if_the_proxy_does_not_wait() -> None:
     gate = Gate()
     assert await gate.wait_of(1).end(lambda _: False)
