@@ -28,8 +28,9 @@ MOST_HOMES = 65_536
 HOME_SECONDS = 86_400.0
 
 # So many conversations are taken to have begun and returned before any did, and after so many that
-# begun, half of all are forgotten.
-TAKEN_TO_RETURN, MOST_BEGUN = 48.0, 64.0
+# begun, half of all are forgotten: a burst of thirty that begin changes little, and after a few
+# hundred that do not return, none is taken to.
+TAKEN_TO_RETURN, MOST_BEGUN = 128.0, 160.0
 
 # Most ends of prompts that are known behind one mark, the latest.
 ENDS_OF_MARK = 16

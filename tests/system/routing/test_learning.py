@@ -10,7 +10,7 @@ from typing import Any
 from tests.system.system import CHAT, System, chat, long_text, running
 from tests.waiting import until
 
-RATE = 1_000  # configured prompt tokens a second, right for one of the two workers
+RATE = 2_000  # configured prompt tokens a second, right for one of the two workers
 
 
 async def test_speed_of_a_slow_worker_is_learned_and_keeps_idle_fleets_off_it() -> None:
@@ -28,7 +28,9 @@ async def test_speed_of_a_slow_worker_is_learned_and_keeps_idle_fleets_off_it() 
         async def is_learned_at_rest() -> bool:
             """What the last prompts took on a busy machine may have changed what was learned."""
             async with sending(system, prompts):
-                await until(is_learned, "both speeds are learned, one about twice the other")
+                await until(
+                    is_learned, "both speeds are learned, one about twice the other", seconds=120
+                )
             await until(is_at_rest, "only its uncached tokens make a worker's cost")
             # after so many that do not return, none is placed as one that will
             shown = (await system.explain(next(prompts)))["candidates"]

@@ -148,3 +148,31 @@ def test_conversation_counts_by_its_latest_request_and_while_it_lives() -> None:
     assert homes.counted(8, 4.0) == Context(900.0, has_returned=True)
     assert homes.counted(8, 3.0 + LIVE_SECONDS) is None
     assert homes.counted(0, 4.0) is None
+
+
+def _begin(homes: Homes, keys: range, *, returns: bool) -> float:
+    """Has conversations begin, and return if they do; the share that is taken to return then."""
+    for key in keys:
+        homes.turn(Turn((key,)), Holdings("a"), 0.0)
+        if returns:
+            grown = homes.grown(key, 100.0)
+            homes.turn(Turn((1_000_000 + key,), key, grown), Holdings("a"), 1.0)
+    return homes.returning
+
+
+@given(st.integers(0, 30))
+def test_burst_of_those_that_begin_changes_little_of_how_many_are_taken_to_return(
+    count: int,
+) -> None:
+    assert _begin(Homes(1), range(1, 1 + count), returns=False) >= 0.8
+
+
+def test_after_hundreds_that_do_not_return_none_is_taken_to() -> None:
+    homes = Homes(1)
+    assert _begin(homes, range(1, 601), returns=False) < 0.02
+    assert _begin(homes, range(1_001, 1_601), returns=True) > 0.98
+
+
+@given(st.integers(0, 400))
+def test_all_are_taken_to_return_while_all_do(count: int) -> None:
+    assert _begin(Homes(1), range(1, 1 + count), returns=True) == 1.0
