@@ -22,6 +22,7 @@ from routing_compare import DEFAULT, PairedRow
 from rows import Run, arguments, run
 
 from extproc.config.sections import HoldSettings
+from kvtools.whatif.routers import Contestant
 
 HELD = "held"
 FREE = ("ring", "ring150")
@@ -88,7 +89,7 @@ def _compare(one: Run) -> None:
     print(f"\n{METHOD}Seeds: {len(seeds)}, from {seeds[0]}")
 
 
-def _all() -> Sequence[object]:
+def _all() -> Sequence[Contestant]:
     return list(HOLDS.values())
 
 
