@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from routing_clients import Turn, turns_of
 from routing_closed_cells import Loop
+from routing_spans import Span, mean_and_p90
 
 from kvtools.whatif.engines import BLOCK_TOKENS, Request, quantile
 from kvtools.whatif.routers import Arrivals, Contestant, Proxy, proxy_of
@@ -35,8 +36,9 @@ class LoopResult(NamedTuple):
     have in common. computed: prompt tokens computed a turn. busiest: the share of these that one
     worker computed. longest_hold: of requests that wait in the router, in seconds; times to the
     first token, and of conversations, include it. conversation, conversation_p90: from when a
-    client's conversation is due until its last answer, in seconds; of those that end after the warm
-    part, without each client's first one, which is longer.
+    client's conversation is due until its last answer, in seconds; of those that begin after the
+    warm part, estimated as Kaplan and Meier do where they have not ended yet. least_served: turns a
+    second of the tenth of the clients that had fewest, at most.
     """
 
     turns: float
@@ -51,13 +53,14 @@ class LoopResult(NamedTuple):
     longest_hold: float = 0.0
     conversation: float = 0.0
     conversation_p90: float = 0.0
+    least_served: float = 0.0
 
 
 @dataclass(slots=True)
 class _Asker:
     """A client, or a sub-agent. turn: the one that is due or under way, None after the last.
 
-    began: when the conversation of that turn was due. conversations: how many it has begun.
+    began: when the conversation of that turn was due. turns_ended: after the warm part.
     """
 
     turns: Iterator[Turn]
@@ -66,7 +69,7 @@ class _Asker:
     turn: Turn | None = None
     began: float = 0.0
     ended: float = 0.0
-    conversations: int = 0
+    turns_ended: int = 0
 
 
 class _Sent(NamedTuple):
@@ -93,13 +96,15 @@ class _Play:
     _due: list[tuple[float, int, _Asker]] = field(default_factory=list)
     _again: list[tuple[float, int, Request]] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
-    _conversations: list[float] = field(default_factory=list)
+    _clients: list[_Asker] = field(default_factory=list)
+    _conversations: list[Span] = field(default_factory=list)
     _holds: list[float] = field(default_factory=list)
 
     def run(self, seed: int) -> LoopResult:
         """Lets the clients ask until the time is up."""
-        for turns in clients_of(self.loop, seed):
-            self._proceed(_Asker(turns), 0.0)
+        self._clients = [_Asker(turns) for turns in clients_of(self.loop, seed)]
+        for asker in self._clients:
+            self._proceed(asker, 0.0)
         self.proxy.fleet.run(self._arrivals(), self.proxy.pick, self._over)
         return self._result()
 
@@ -109,17 +114,20 @@ class _Play:
         if asker.turn is not None:
             due = now + asker.turn.pause
             if asker.turn.begins:
-                self._note_conversation(asker)
-                asker.began, asker.conversations = due, asker.conversations + 1
+                self._note_conversation(asker, asker.ended, is_over=True)
+                asker.began = due
             heapq.heappush(self._due, (due, next(self._numbers), asker))
         elif asker.parent is not None:
             asker.parent.open_forks -= 1
             if not asker.parent.open_forks:
                 self._proceed(asker.parent, now)
 
-    def _note_conversation(self, asker: _Asker) -> None:
-        if asker.conversations > 1 and self.loop.warm_seconds <= asker.ended <= self.loop.seconds:
-            self._conversations.append(asker.ended - asker.began)
+    def _note_conversation(self, asker: _Asker, until: float, *, is_over: bool) -> None:
+        """Notes how long a conversation has taken, of those that begin after the warm part."""
+        if self.loop.warm_seconds <= asker.began < until:
+            over = is_over and until <= self.loop.seconds
+            end = min(until, self.loop.seconds)
+            self._conversations.append(Span(end - asker.began, over))
 
     def _arrivals(self) -> Iterator[Request]:
         now = 0.0
@@ -165,6 +173,7 @@ class _Play:
         self.proxy.over(request, now)
         asker = self._asker_of.pop(id(request))
         asker.ended = now
+        asker.turns_ended += self.loop.warm_seconds <= now <= self.loop.seconds
         forks = asker.turn.forks if asker.turn is not None else ()
         asker.open_forks = len(forks)
         for fork in forks:
@@ -185,7 +194,10 @@ class _Play:
         prompt = [one for one in ended if one.wait <= PROMPT_SECONDS]
         tokens = sum(one.tokens for one in requests)
         computed = _computed(requests, self.loop.workers)
-        spans = sorted(self._conversations)
+        for asker in self._clients:
+            self._note_conversation(asker, until, is_over=False)
+        span, span_p90 = mean_and_p90(self._conversations)
+        fewest = quantile(sorted(one.turns_ended for one in self._clients), 0.1)
         return LoopResult(
             turns=len(ended) / (until - since),
             prompt_turns=len(prompt) / (until - since),
@@ -197,8 +209,9 @@ class _Play:
             computed=sum(computed) / len(requests),
             busiest=max(computed) / sum(computed),
             longest_hold=max([0.0, *self._holds, *held]),
-            conversation=sum(spans) / len(spans) if spans else 0.0,
-            conversation_p90=quantile(spans, 0.9) if spans else 0.0,
+            conversation=span,
+            conversation_p90=span_p90,
+            least_served=fewest / (until - since),
         )
 
 

@@ -50,8 +50,9 @@ METHOD = """\
 How: as benchmarks/routing_closed.py. The hold is the router's own code, with its defaults: 120 s at
 most, then a tenth of what fits goes on in 120 s and the others are refused; they come again after
 5 s, and keep their place. Times to the first token, and of conversations, include the wait; who
-still waits at the end has waited until then. Seeds: others than those by which its constants were
-chosen.
+still waits at the end has waited until then, and conversations that have not ended are estimated as
+Kaplan and Meier do. least_served: turns of the client that ranks tenth of a hundred from below.
+Seeds: others than those by which its constants were chosen.
 """
 
 HEAD = (
@@ -95,7 +96,8 @@ def _all() -> Sequence[Contestant]:
 
 def _rows(loop: Loop, found: Mapping[str, Sequence[LoopResult]]) -> Iterator[PairedRow]:
     ended = all(one.conversation for one in found[DEFAULT])
-    for what in ("turns", *(("conversation", "conversation_p90") if ended else ())):
+    spans = ("conversation", "conversation_p90") if ended else ()
+    for what in ("turns", "least_served", *spans):
         held, free = (figure(found[name], what) for name in (HELD, DEFAULT))
         yield PairedRow(f"{loop.name}: {what}, held / not", held, free)
 

@@ -17,6 +17,7 @@ from routing_closed_compare import CONTESTANTS, carried, carried_summary, summar
 from routing_closed_play import clients_of, play
 from routing_closed_runs import Job, Runs
 from routing_closed_tables import tables
+from routing_spans import Span, mean_and_p90
 
 from kvtools.whatif.engines import BLOCK_TOKENS
 from kvtools.whatif.routers import Contestant
@@ -37,6 +38,14 @@ def test_agents_wait_for_their_answers_and_find_them_cached() -> None:
     assert ours.prompt_turns > 0.9 * ours.turns > 0
     assert ours.computed < least.computed
     assert 1 / 8 <= least.busiest < 0.5
+
+
+def test_what_has_not_ended_is_not_left_out_of_the_times() -> None:
+    over = [Span(seconds, is_over=True) for seconds in (10.0, 20.0, 30.0, 40.0)]
+    assert mean_and_p90(over) == (25.0, 40.0)
+    mean, _ = mean_and_p90([*over, Span(35.0, is_over=False)])
+    assert mean > 25.0
+    assert mean_and_p90([Span(10.0, is_over=False)]) == (0.0, 0.0)
 
 
 def test_slow_fleet_gets_fewer_turns_of_agents() -> None:
