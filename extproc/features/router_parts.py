@@ -5,6 +5,7 @@ from typing import NamedTuple
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.routing.claims.homes import Homes
+from extproc.routing.claims.lines import Lines
 from extproc.routing.load.loads import Loads
 
 
@@ -14,4 +15,5 @@ class RouterParts(NamedTuple):
     workers: Workers
     loads: Loads
     homes: Homes
+    lines: Lines
     metrics: Metrics

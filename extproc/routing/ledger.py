@@ -31,6 +31,7 @@ from extproc.routing.candidates.ranks import Ranks
 from extproc.routing.candidates.sampling import sample_size
 from extproc.routing.claims.claim_table import Claim, ClaimTable, Holdings, Lifetimes
 from extproc.routing.claims.homes import NO_TURN, Homes, Turn
+from extproc.routing.claims.lines import Lines
 from extproc.routing.decision import Decision
 from extproc.routing.health.statuses import is_uncomputed
 from extproc.routing.health.upstreams import Upstreams
@@ -132,18 +133,21 @@ class Ledger:
     ) -> None:
         self.fleet = fleet
         self._reporter = reporter
+        secret = secret if reporter is None else reporter.secret
         self._upstreams = fleet.upstreams
         policy = config.policy
         self.loads = fleet.loads
         self.claims = ClaimTable(
-            secret if reporter is None else reporter.secret,
+            secret,
             policy.sent_bytes,
             Lifetimes(
                 speculative=policy.speculative_ms / 1000,
                 approximate=policy.approximate_ms / 1000,
             ),
         )
-        self.homes = Homes(secret if reporter is None else reporter.secret)
+        self.homes = Homes(secret)
+        hold = policy.hold
+        self.lines = Lines(secret, hold.bound_seconds, hold.max_requests)
         self._config = config
         self._rules = policy
         self._samples = [sample_size(policy, is_alone=is_alone) for is_alone in (False, True)]

@@ -511,6 +511,7 @@ def _sharing(
         ledger.homes,
         time.monotonic,
         router.media,
+        ledger.lines if config.policy.hold.enabled else None,
     )
 
 

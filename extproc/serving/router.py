@@ -153,7 +153,8 @@ class Router:
         self._decisions = DecisionLog(config.log.decisions_percent, rng.random, candidates.state)
         self.ledger = Ledger(config, rng.getrandbits(64), candidates, reporter)
         self._disaggregator = Disaggregator(config, self.ledger, workers.upstreams)
-        parts = RouterParts(workers, self.ledger.loads, self.ledger.homes, metrics)
+        ledger = self.ledger
+        parts = RouterParts(workers, ledger.loads, ledger.homes, ledger.lines, metrics)
         made = [*enabled(config, parts), *features]
         for collector in itertools.chain.from_iterable(one.collectors() for one in made):
             metrics.registry.register(collector)

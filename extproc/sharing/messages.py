@@ -24,6 +24,8 @@ from extproc.media.item_report import ItemReport
 from extproc.requests.outline import MOST_DIGESTS
 from extproc.routing.claims.ends import End
 from extproc.routing.claims.homes import Turn
+from extproc.routing.claims.line import KnownPlace
+from extproc.routing.claims.lines import MOST_TOLD, KnownLines, ModelPlace
 from extproc.routing.claims.live_contexts import Context
 from extproc.routing.claims.marks import (
     FIRST_LENGTHS,
@@ -79,6 +81,7 @@ _HomeKeys = Annotated[
 ]
 _Ages = Annotated[bytes, msgspec.Meta(max_length=_LENGTH_BYTES * KEYS_OF_HOME)]
 _Key = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES)]  # of 8 bytes, or of none
+_SetKey = Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 _MOST_TOKENS = 2**32 - 1
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=_MOST_TOKENS)]
 
@@ -281,6 +284,10 @@ def _key_bytes(key: int) -> bytes:
     return key.to_bytes(KEY_BYTES, "little") if key else b""
 
 
+def _set_key(key: int) -> bytes:
+    return key.to_bytes(KEY_BYTES, "little")
+
+
 def _tokens(count: float) -> int:
     """Returns a number of tokens as it is sent."""
     return min(int(count), _MOST_TOKENS)
@@ -291,6 +298,79 @@ def known_report(worker: int, keys: Sequence[int], ages: Sequence[float]) -> Hom
     seconds = [min(_OLDEST_SECONDS, max(0, int(age))) for age in ages]
     in_seconds = struct.pack(f"<{len(seconds)}I", *seconds)
     return HomeReport(worker, packed(keys), HomeKind.KNOWN, ages=in_seconds)
+
+
+class PlaceReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A place in the sender's line of a model; see `extproc.routing.claims.line`.
+
+    model, tenant: their keys. key: of the request. follows: of the one before it in its
+    conversation, empty for none. level, turn: of its order. waited_ms: since the
+    conversation came. is_away: whether nobody waits there now.
+    """
+
+    model: _SetKey
+    key: _SetKey
+    follows: _Key
+    tokens: _Tokens
+    tenant: _SetKey
+    level: _Tokens
+    turn: _Tokens
+    waited_ms: _Tokens
+    is_away: bool
+
+
+class LimitReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Which share of the caches live conversations of a model may fill.
+
+    model: its key. permille: of the caches.
+    """
+
+    model: _SetKey
+    permille: _Tokens
+
+
+class LinesReport(msgspec.Struct, frozen=True, array_like=True):
+    """What the sender tells of those who wait; see `extproc.routing.claims.lines`."""
+
+    limits: Annotated[tuple[LimitReport, ...], msgspec.Meta(max_length=MOST_TOLD)]
+    places: Annotated[tuple[PlaceReport, ...], msgspec.Meta(max_length=MOST_TOLD)]
+
+    @property
+    def lines(self) -> KnownLines:
+        """What it tells."""
+        limits = {_number(one.model): one.permille / 1000 for one in self.limits}
+        return KnownLines(limits, [_known_place(one) for one in self.places])
+
+
+def _known_place(one: PlaceReport) -> ModelPlace:
+    key, tenant, waited = _number(one.key), _number(one.tenant), one.waited_ms / 1000
+    tokens, follows = one.tokens, _number(one.follows)
+    known = KnownPlace(key, follows, tokens, tenant, one.level, one.turn, waited, one.is_away)
+    return ModelPlace(_number(one.model), known)
+
+
+def lines_report(known: KnownLines) -> LinesReport:
+    """Returns the report of lines."""
+    limits = list(known.limits.items())[:MOST_TOLD]
+    return LinesReport(
+        tuple([LimitReport(_set_key(model), _tokens(1000 * share)) for model, share in limits]),
+        tuple([_place_report(one) for one in known.places]),
+    )
+
+
+def _place_report(one: ModelPlace) -> PlaceReport:
+    key, follows, tokens, tenant, level, turn, waited, is_away = one.place
+    return PlaceReport(
+        _set_key(one.model),
+        _set_key(key),
+        _key_bytes(follows),
+        _tokens(tokens),
+        _set_key(tenant),
+        level,
+        min(turn, _MOST_TOKENS),
+        _tokens(max(0.0, 1000 * waited)),
+        is_away,
+    )
 
 
 class Challenge(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -336,6 +416,8 @@ class RouterReport(msgspec.Struct, frozen=True, array_like=True):
     homes: Annotated[tuple[HomeReport, ...], msgspec.Meta(max_length=MAX_HOMES)] = ()
     # What media items are.
     items: Annotated[tuple[ItemReport, ...], msgspec.Meta(max_length=MAX_ITEMS)] = ()
+    # Who waits there; None if that has not changed.
+    lines: LinesReport | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()

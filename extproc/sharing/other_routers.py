@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 from extproc.media.identities import Identities
 from extproc.routing.claims.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.claims.homes import Homes
+from extproc.routing.claims.lines import KnownLines, Lines
 from extproc.routing.load.loads import Loads
 from extproc.sharing.item_reports import learn_items
 from extproc.sharing.messages import (
@@ -141,7 +142,7 @@ class OtherRouters:
     records into which messages are merged. places: returns the workers. forget_seconds: for how
     long a router may be silent, and its messages may be held back. draw: returns a random number of
     63 bits. identities: the media items that are known here, None if none is learned from others.
-    max_claims: open ones of one router.
+    max_claims: open ones of one router. lines: those of who waits, None if nobody may.
     counts: messages, by "accepted" or the reason why they were rejected. unknown_workers:
     figures, claims and homes for workers that are not known here. excess_claims: claims and homes
     of routers that sent too many.
@@ -158,7 +159,10 @@ class OtherRouters:
         draw: Callable[[], int],
         identities: Identities | None = None,
         max_claims: int = MAX_CLAIMS,
+        *,
+        lines: Lines | None = None,
     ) -> None:
+        self._lines = lines
         self._max_claims = max_claims
         self._reporter = reporter
         self._identities = identities
@@ -305,6 +309,8 @@ class OtherRouters:
             self._settle(other, report.homes, now)
         if self._identities is not None:
             learn_items(self._identities, report.items)
+        if self._lines is not None and report.lines is not None:
+            self._learn_lines(self._lines, other, report.lines.lines, now)
         claims = other.claims
         for number in report.ended:
             if (known := claims.pop(number, None)) is not None:
@@ -312,6 +318,11 @@ class OtherRouters:
         for number in report.withdrawn:
             if (known := claims.pop(number, None)) is not None:
                 self._claims.withdraw(known)
+
+    def _learn_lines(self, lines: Lines, other: Peer, known: KnownLines, now: float) -> None:
+        lines.learn(other.key, known, now)
+        for one in known.places:  # what they held is lost
+            self._homes.pause(one.place.follows)
 
     def _claim(
         self, other: Peer, report: RouterReport, places: Mapping[int, SharedWorker], now: float
@@ -358,6 +369,8 @@ class OtherRouters:
         if len(self.departed) > MAX_GONE:
             self.departed.popitem(last=False)
         self._loads.forget(other.key, now)
+        if self._lines is not None:
+            self._lines.forget(other.key, now)
         for claim in other.claims.values():
             self._claims.end(claim, now)
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from extproc.routing.claims.claim_table import Claim
 from extproc.routing.claims.homes import Turn
+from extproc.routing.claims.lines import Lines
 from extproc.routing.load.loads import Loads
 from extproc.routing.load.reports import MAX_WORKERS, WorkerLoadReport
 from extproc.sharing.home_reports import HomeReports, some_of
@@ -25,10 +26,12 @@ from extproc.sharing.messages import (
     ClaimReport,
     HomeReport,
     Keys,
+    LinesReport,
     OutlineReport,
     RouterReport,
     claim_report,
     encoded,
+    lines_report,
     sender_tag,
     worker_id,
 )
@@ -65,7 +68,8 @@ class Reporter:
     origin: its name. incarnation: higher than that of any earlier router with this name.
     silent_seconds: after this time without anything to report, it sends a sign of life.
     max_open, max_waiting: claims that are open, and that wait for a message.
-    touched: endpoints whose requests changed. items: the media items to be told of.
+    touched: endpoints whose requests changed. items: the media items to be told of. lines: those of
+    who waits here, None if nobody may.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class Reporter:
         self._withdrawn: deque[int] = deque(maxlen=max_waiting)
         self._homes = HomeReports()
         self.items = ItemReports()
+        self.lines: Lines | None = None
         self._ids: dict[str, int] = {}
         self._reported_at = self._whole_at = self._answered_at = -WHOLE_SECONDS
         self._says_hello = True
@@ -192,17 +197,19 @@ class Reporter:
         if is_answer:  # behind what is known: the later report counts
             homes.extendleft(reversed(known(now)))
             self.items.answer()
+        told = None if self.lines is None else self.lines.take(now, is_whole=is_whole)
+        lines = None if told is None else lines_report(told)
         is_silent = now - self._reported_at >= self._silent_seconds
         has_news = endpoints or claims or homes or self.items or self._ended or self._withdrawn
         has_challenges = self._challenges or self._answers
-        if not (has_news or has_challenges or self._says_hello or is_silent):
+        if not (has_news or lines is not None or has_challenges or self._says_hello or is_silent):
             return []
         workers = self._workers(endpoints, loads, now)
         over = (list(self._ended), list(self._withdrawn))
         for waiting in (self.touched, self._waiting, self._ended, self._withdrawn):
             waiting.clear()
         self._reported_at = now
-        return [*self._messages(workers, claims, homes, over, wall_us, is_whole=is_whole)]
+        return [*self._messages(workers, claims, homes, over, lines, wall_us, is_whole=is_whole)]
 
     def _workers(
         self, endpoints: Sequence[str], loads: Loads, now: float
@@ -221,6 +228,7 @@ class Reporter:
         claims: list[AnyClaim],
         homes: deque[HomeReport],
         over: tuple[list[int], list[int]],
+        lines: LinesReport | None,
         wall_us: int,
         *,
         is_whole: bool,
@@ -260,10 +268,11 @@ class Reporter:
                 tuple([one for one in some_begun if isinstance(one, OutlineReport)]),
                 some_homes,
                 some_items,
+                lines,
             )
             yield encoded(report, self.keys)
             self._says_hello, is_first = False, False
-            challenges, answers = (), ()
+            challenges, answers, lines = (), (), None
 
     def _id(self, endpoint: str) -> int:
         known = self._ids.get(endpoint)

@@ -34,6 +34,7 @@ from extproc.config.sections import SharingSettings
 from extproc.media.knowledge import MediaKnowledge
 from extproc.routing.claims.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.claims.homes import Homes, Turn
+from extproc.routing.claims.lines import Lines
 from extproc.routing.load.loads import Loads
 from extproc.sharing.carriers import (
     CONNECT_SECONDS,
@@ -151,7 +152,8 @@ class Sharing:
 
     reporter: makes the messages about its own requests. sent, homes: the claims, and the homes of
     conversations, of all routers. monotonic: the clock of the workers' loads, in seconds. media:
-    what is known of media items, None if that is not shared. transport: carries the messages.
+    what is known of media items, None if that is not shared. lines: of who waits for room, None if
+    nobody may. transport: carries the messages.
     hearing: the time that the messages of others take. outages: of the transport. rows: exchanges
     rows of the index, None if that is not possible.
     """
@@ -165,6 +167,7 @@ class Sharing:
         homes: Homes,
         monotonic: Callable[[], float],
         media: MediaKnowledge | None = None,
+        lines: Lines | None = None,
     ) -> None:
         self._options = options
         self._reporter = reporter
@@ -182,7 +185,9 @@ class Sharing:
             self._forget_seconds,
             _random_number,
             None if media is None else media.identities,
+            lines=lines,
         )
+        self._lines = reporter.lines = lines
         if media is not None:
             media.learning.report = reporter.items.note
             reporter.items.known = media.identities.items
@@ -300,6 +305,8 @@ class Sharing:
     def _say(self, now: float) -> None:
         """Logs that this router decides alone, and that it shares again, but seldom."""
         fault = self.transport.fault
+        if self._lines is not None:
+            self._lines.is_current = not fault
         if fault == CONNECTING and now < self._patient_until:
             return
         outage = self.outages.look(fault, now)

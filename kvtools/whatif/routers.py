@@ -24,12 +24,13 @@ from extproc.features.fetching.offers import NOTHING_PULLABLE, StoredPrefix
 from extproc.features.fetching.pulling import Pull, Pulling, with_priced_source
 from extproc.features.fetching.term import FetchTerm, fetch_terms
 from extproc.features.holding.hold import REFUSED, Hold
-from extproc.features.holding.line import NO_PLACE, Place
 from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.candidates.eligibility import Candidate, Roster
 from extproc.routing.candidates.sampling import sample_size
 from extproc.routing.claims.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.claims.homes import Homes
+from extproc.routing.claims.line import NO_PLACE, Place
+from extproc.routing.claims.lines import Lines
 from extproc.routing.claims.marks import FIRST_LENGTHS, LENGTHS, Marks, packed
 from extproc.routing.cost.fetch import Fetch
 from extproc.routing.decide import decide
@@ -332,6 +333,7 @@ class Sharer:
         prefill_rate: float,
         sent: ClaimTable,
         homes: Homes,
+        lines: Lines,
         holdings: Mapping[str, Holdings],
         tick_seconds: float,
         *,
@@ -349,7 +351,9 @@ class Sharer:
             lambda: places,
             _forget_seconds(tick_seconds),
             lambda: chance.getrandbits(63),
+            lines=lines,
         )
+        self.reporter.lines = lines
 
     def tick(self, now: float) -> Sequence[bytes]:
         """Forgets silent routers, and returns the messages that are due."""
@@ -447,6 +451,8 @@ class _Router:
         self._present = names
         self._claims = tokens_sent() if contestant.expects else None
         self._homes = homes_of_blocks(stage.block_tokens, KEYS.marks)
+        rules = contestant.hold
+        self._lines = Lines(KEYS.marks, rules.bound_seconds, rules.max_requests)
         for each in self._holdings.values():
             each.capacity_tokens = stage.cache_blocks * stage.block_tokens
         self._loads = Loads(endpoints, contestant.prefill_rate, learns=contestant.learns)
@@ -459,6 +465,7 @@ class _Router:
                 rate,
                 self._claims,
                 self._homes,
+                self._lines,
                 self._holdings,
                 tick,
                 learns=contestant.learns,
@@ -479,7 +486,7 @@ class _Router:
             config = Config(disaggregation=contestant.transfers)
             self._pulling = Pulling(config, self._loads, self._on_host)
         self._open: dict[int, tuple[Ticket, Claim | None, Fetch | None]] = {}
-        self.hold = Hold(contestant.hold, self._records, self._homes)
+        self.hold = Hold(rules, self._records, self._homes, self._lines)
         self._shares: dict[str, StoreShare] = {}
 
     def _scrape(self, now: float) -> None:

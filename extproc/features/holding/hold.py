@@ -3,7 +3,7 @@
 Once the contexts of live conversations exceed the caches, each turn evicts another conversation,
 and all of them compute their whole prompts again. Fewer at a time finish sooner, all of them: so a
 request of which no worker holds half of what is its own waits until there is room, and what is
-resident goes on at once. `extproc.features.holding.line` has the order.
+resident goes on at once. `extproc.routing.claims.line` has the order.
 
 Nobody waits where it is not known what lives: the tokens of a request, the feeds of all workers of
 its model, or the size of a cache. Nor does what would fill little, such as a sub-agent that goes on
@@ -16,11 +16,12 @@ from math import inf
 
 from extproc.config.sections import HoldSettings
 from extproc.features.holding.limit import Limit
-from extproc.features.holding.line import NO_PLACE, Line, Place
 from extproc.features.holding.occupancy import Occupancy, occupancy_of
 from extproc.requests.request_class import RequestClass
 from extproc.routing.claims.claim_table import Holdings
 from extproc.routing.claims.homes import Homes
+from extproc.routing.claims.line import NO_PLACE, Line, Place
+from extproc.routing.claims.lines import Lines
 from extproc.routing.decision import Decision, Verdict
 from extproc.routing.recomputed import EVICTED, recomputed_tokens
 
@@ -41,26 +42,27 @@ Records = Callable[[str], Iterable[Holdings] | None]
 class Hold:
     """Those who wait, by model; times are seconds of the ledger's clock.
 
-    records: of the workers. homes: where conversations are.
+    records: of the workers. homes: where conversations are. lines: who waits, of all routers.
     """
 
-    def __init__(self, rules: HoldSettings, records: Records, homes: Homes) -> None:
+    def __init__(self, rules: HoldSettings, records: Records, homes: Homes, lines: Lines) -> None:
         self._rules = rules
         self._classes = frozenset(rules.classes)
         self._records = records
         self._homes = homes
-        self._lines: dict[str, Line] = {}
+        self._lines = lines
         self._limits: dict[str, Limit] = {}
         self._entering: defaultdict[str, float] = defaultdict(float)  # let in, not booked yet
         self._overflow: dict[str, tuple[float, float]] = {}  # how many may go on, and since when
 
     def __len__(self) -> int:
         """Returns how many places there are, empty ones included."""
-        return sum(line.places for line in self._lines.values())
+        return len(self._lines)
 
     def waiting(self) -> dict[str, int]:
-        """Returns how many wait, by model."""
-        return {model: len(self._lines.get(model, ())) for model in self._limits}
+        """Returns how many wait at this router, by model."""
+        found = {model: self._lines.find(model) for model in self._limits}
+        return {model: 0 if line is None else len(line) for model, line in found.items()}
 
     def place_of(self, decision: Decision, now: float) -> Place | None:
         """Returns the place of a request that has to wait, None if it goes on at once.
@@ -81,16 +83,15 @@ class Hold:
             return None
         need, counted = max(own, occupancy.usual), belonging.counted
         free = self._free(model, occupancy) + (0.0 if counted is None else counted.own)
-        line = self._lines.get(model)
-        if need <= free and not line:
+        if need <= free and not self._is_awaited(model):
             return None
-        if line is None:
-            line = self._lines[model] = Line(self._rules.bound_seconds, self._rules.max_requests)
+        line = self._lines.of(model)
         level = 0 if decision.of_class is None else decision.of_class.level
-        tenant = str(decision.tenant or "")
-        place = line.join(belonging.turn.keys[0], need, level, tenant, now)
+        tenant = self._lines.tenant_key(str(decision.tenant or ""))
+        key, follows = belonging.turn.keys[0], belonging.turn.follows
+        place = line.join(key, need, level, tenant, now, follows)
         if place is not NO_PLACE:
-            self._homes.pause(belonging.turn.follows)  # what it held is lost
+            self._homes.pause(follows)  # what it held is lost
         return place
 
     def step(self, now: float) -> Iterator[tuple[str, Place, str]]:
@@ -100,7 +101,7 @@ class Hold:
         next call.
         """
         self._entering.clear()
-        for model, line in list(self._lines.items()):
+        for model, line in self._lines.each():
             occupancy = self._occupancy(model, now)
             # where it is not known any more what lives, nobody waits
             free = inf if occupancy is None else self._free(model, occupancy)
@@ -109,8 +110,7 @@ class Hold:
                 yield model, place, LET_IN
             for place in line.overdue(now):
                 yield model, place, self._ended(model, line, place, occupancy, now)
-            if not line.places:
-                del self._lines[model]
+        self._lines.tidy()
 
     def _ended(
         self, model: str, line: Line, place: Place, occupancy: Occupancy | None, now: float
@@ -128,15 +128,20 @@ class Hold:
 
     def leave(self, model: str, place: Place, now: float) -> None:
         """Notes that nobody waits at a place any more; it is kept for a while."""
-        line = self._lines.get(model)
+        line = self._lines.find(model)
         if line is not None and place in line:
             line.leave(place, now)
 
     def give_up(self, model: str, place: Place) -> None:
         """Gives up the place of a request that does not wait."""
-        line = self._lines.get(model)
+        line = self._lines.find(model)
         if line is not None and place in line:
             line.remove(place)
+
+    def _is_awaited(self, model: str) -> bool:
+        """Returns whether anybody waits, at any router."""
+        line = self._lines.find(model)
+        return line is not None and line.is_awaited
 
     def _may_wait(self, of_class: RequestClass | None) -> bool:
         """Returns whether requests of a class may wait."""
@@ -145,7 +150,7 @@ class Hold:
 
     def _free(self, model: str, occupancy: Occupancy) -> float:
         """Returns how many tokens of the caches live conversations may still fill."""
-        return self.limit(model).share * occupancy.room - occupancy.live - self._entering[model]
+        return self._lines.limit(model) * occupancy.room - occupancy.live - self._entering[model]
 
     def limit(self, model: str) -> Limit:
         """Returns the limit of a model's caches."""
@@ -155,17 +160,19 @@ class Hold:
 
     def _occupancy(self, model: str, now: float) -> Occupancy | None:
         """Returns what live conversations fill, by which the limit changes; None if not known."""
-        records = self._records(model)
+        records = self._records(model) if self._lines.is_current else None
         found = None if records is None else occupancy_of(records, now)
         if found is not None:
-            is_awaited = bool(self._lines.get(model))
-            self.limit(model).step(found.live / found.room, now, is_awaited=is_awaited)
+            is_awaited = self._is_awaited(model)
+            limit = self.limit(model)
+            limit.step(found.live / found.room, now, is_awaited=is_awaited)
+            self._lines.note_limit(model, limit.share)
         return found
 
     def _may_overflow(self, model: str, occupancy: Occupancy, now: float) -> bool:
         """Returns whether one more may go on without room, and counts it."""
         fitting = occupancy.room / max(occupancy.usual, LEAST_TOKENS)
-        rate = OVERFLOW_SHARE * fitting / self._rules.bound_seconds
+        rate = OVERFLOW_SHARE * fitting / self._rules.bound_seconds / self._lines.routers
         allowed, since = self._overflow.get(model, (1.0, now))
         allowed = min(1.0, allowed + rate * (now - since))
         may = allowed >= 1.0

@@ -14,12 +14,12 @@ from extproc.config.schema import Config
 from extproc.features.feature import AskForTime, Feature, Wait
 from extproc.features.holding.hold import REFUSED, Hold
 from extproc.features.holding.hold_figures import FULL, LEFT, UNHELD, HoldFigures
-from extproc.features.holding.line import NO_PLACE, Place
 from extproc.features.router_parts import RouterParts
 from extproc.fleet.workers import Workers
 from extproc.http2.limits import MIB
 from extproc.requests.request import RoutingRequest
 from extproc.routing.claims.claim_table import Holdings
+from extproc.routing.claims.line import NO_PLACE, Place
 from extproc.routing.decision import Decision
 
 log = logging.getLogger("kvsteer.decision")
@@ -145,5 +145,5 @@ def holding(config: Config, parts: RouterParts) -> Holding | None:
     rules, workers = config.policy.hold, parts.workers
     if not rules.enabled:
         return None
-    hold = Hold(rules, lambda model: records_of(workers, model), parts.homes)
+    hold = Hold(rules, lambda model: records_of(workers, model), parts.homes, parts.lines)
     return Holding(hold, float(rules.envoy_seconds), workers.monotonic)

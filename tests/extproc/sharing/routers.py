@@ -8,6 +8,7 @@ import msgspec
 from extproc.media.identities import Identities
 from extproc.routing.claims.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.claims.homes import Homes, Turn
+from extproc.routing.claims.lines import Lines
 from extproc.routing.claims.marks import Marks
 from extproc.routing.load.endpoint_load import EndpointLoad
 from extproc.routing.load.loads import Load, Loads
@@ -52,6 +53,7 @@ class Router:
         self.loads = Loads(self.endpoints, 1_000, self.reporter.touched)
         self.sent = ClaimTable(keys.marks)
         self.homes = Homes(keys.marks)
+        self.lines = Lines(keys.marks, 10.0, 100)
         self.holdings = {worker: Holdings(f"name of {worker}") for worker in workers}
         self._places = {
             worker_id(keys, worker): SharedWorker(worker, self.holdings[worker])
@@ -69,7 +71,9 @@ class Router:
             lambda: chance.getrandbits(63),
             self.identities,
             max_claims,
+            lines=self.lines,
         )
+        self.reporter.lines = self.lines
         self.reporter.items.known = self.identities.items
 
     def places(self) -> dict[int, SharedWorker]:

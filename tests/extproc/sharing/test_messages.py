@@ -217,7 +217,9 @@ def test_decoded_accepts_the_longest_message() -> None:
 
 
 def test_decoded_skips_fields_of_a_later_version() -> None:
-    body = msgspec.msgpack.encode(["a", 1, 1, 0, False, False, *[[]] * 9, "later", {"more": 1}])
+    body = msgspec.msgpack.encode(
+        ["a", 1, 1, 0, False, False, *[[]] * 9, None, "later", {"more": 1}]
+    )
     assert decoded(sealed(body), KEYS) == RouterReport("a", 1, 1, 0)
 
 

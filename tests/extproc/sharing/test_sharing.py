@@ -22,6 +22,7 @@ from extproc.base.errors import StartError
 from extproc.config.sections import SharingSettings as Options
 from extproc.routing.claims.claim_table import ClaimTable, Holdings
 from extproc.routing.claims.homes import Homes
+from extproc.routing.claims.lines import Lines
 from extproc.routing.load.endpoint_load import EndpointLoad
 from extproc.routing.load.loads import Loads
 from extproc.sharing.carriers import MAX_UNREAD_BYTES
@@ -69,8 +70,11 @@ class Clock:
 class Part:
     """One router's part in sharing."""
 
-    def __init__(self, sharing: Sharing, fleet: Fleet, reporter: Reporter, clock: Clock) -> None:
+    def __init__(
+        self, sharing: Sharing, fleet: Fleet, reporter: Reporter, clock: Clock, lines: Lines
+    ) -> None:
         self.sharing = sharing
+        self.lines = lines
         self.fleet = fleet
         self.reporter = reporter
         self.clock = clock
@@ -114,10 +118,11 @@ async def part(**options: Any) -> AsyncIterator[Part]:
     reporter = reporter_of(chosen)
     fleet, clock = Fleet(reporter.touched), Clock()
     sent, homes = ClaimTable(reporter.secret), Homes(reporter.secret)
-    sharing = Sharing(chosen, reporter, fleet, sent, homes, clock)
+    lines = Lines(reporter.secret, 10.0, 100)
+    sharing = Sharing(chosen, reporter, fleet, sent, homes, clock, lines=lines)
     sharing.start()
     try:
-        yield Part(sharing, fleet, reporter, clock)
+        yield Part(sharing, fleet, reporter, clock, lines)
     finally:
         await sharing.close()
 
@@ -202,6 +207,7 @@ async def test_sharing_pauses_without_its_engine_and_resumes_with_it(
         else:
             engine.process.send_signal(signal.SIGSTOP)
         await until(lambda: one.is_alone() and other.is_alone(), "alone")
+        await until(lambda: not one.lines.is_current, "nobody waits for room any more")
         await until(lambda: other.others() == 0 and not other.hears(), "forgotten")
         assert engine.url in said(other.sharing)
         one.send()
@@ -211,6 +217,7 @@ async def test_sharing_pauses_without_its_engine_and_resumes_with_it(
             engine.process.send_signal(signal.SIGCONT)
         await until(lambda: other.others() == 2, "shared again")
         await until(lambda: not (one.is_alone() or other.is_alone()), "not alone")
+        await until(lambda: one.lines.is_current, "requests may wait again")
         assert said(other.sharing) == ""
     warnings = [one for one in caplog.records if one.levelno == logging.WARNING]
     assert len(warnings) == 2, [one.getMessage() for one in warnings]

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from extproc.config.sections import HoldSettings
 from extproc.features.holding.hold import Hold
-from extproc.features.holding.line import Place
 from extproc.routing.claims.claim_table import Holdings
+from extproc.routing.claims.line import Place
+from extproc.routing.claims.lines import Lines
 from tests.extproc.routing.cost.test_room import CAPACITY, Fleet, conversation
 
 BOUND = 20
@@ -20,7 +21,8 @@ class HeldFleet(Fleet):
             enabled=True, bound_seconds=BOUND, max_requests=most, classes=tuple(classes)
         )
         self.is_known = True
-        self.hold = Hold(rules, self.records, self.homes)
+        self.lines = Lines(1, BOUND, most)
+        self.hold = Hold(rules, self.records, self.homes, self.lines)
         self.limit = self.hold.limit("m")
         self.limit.share = 1.0
 

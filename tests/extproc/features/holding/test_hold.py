@@ -5,8 +5,9 @@ from msgspec.structs import replace
 
 from extproc.features.holding.hold import LET_IN, PLACED, REFUSED
 from extproc.features.holding.limit import STEP_SECONDS, Limit
-from extproc.features.holding.line import NO_PLACE
 from extproc.requests.request_class import RequestClass
+from extproc.routing.claims.line import NO_PLACE
+from extproc.routing.claims.lines import KnownLines
 from extproc.routing.claims.live_contexts import LIVE_SECONDS, LiveContexts
 from tests.extproc.features.holding.fleets import BOUND, HeldFleet
 from tests.extproc.routing.cost.test_room import SYSTEM, conversation
@@ -96,6 +97,25 @@ def test_nobody_waits_where_it_is_not_known_what_lives(fleet: HeldFleet) -> None
     fleet.is_known = False
     assert fleet.ask(first(2)) is None
     assert fleet.steps() == [(place.key, LET_IN)]
+
+
+def test_nobody_waits_while_other_routers_are_not_heard(fleet: HeldFleet) -> None:
+    place = fleet.ask(first(1))
+    assert place is not None
+    fleet.lines.is_current = False
+    assert fleet.ask(first(2)) is None
+    assert fleet.steps() == [(place.key, LET_IN)]
+
+
+def test_fewer_go_on_at_the_bound_if_several_routers_have_a_line(fleet: HeldFleet) -> None:
+    for router in map(str, range(7)):
+        fleet.lines.learn(router, KnownLines({}, ()), fleet.now)
+    assert [fleet.ask(first(number)) is not None for number in range(1, 7)] == [True] * 6
+    fleet.now += BOUND
+    assert [outcome for _, outcome in fleet.steps()] == [PLACED, *[REFUSED] * 5]
+    assert [fleet.ask(first(number)) is not None for number in range(1, 7)] == [True] * 6
+    fleet.now += BOUND
+    assert [outcome for _, outcome in fleet.steps()] == [REFUSED] * 6
 
 
 def test_line_is_bounded() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.features.holding.line import NO_PLACE, Line
+from extproc.routing.claims.line import NO_PLACE, Line
 
 BOUND = 10.0
 EVERYTHING = float("inf")
@@ -19,7 +19,7 @@ def joined(*requests: tuple[int, str], level: int = 0, most: int = 100) -> Line:
     """A line of requests, each with its key and tenant, that need a token each."""
     line = Line(BOUND, most)
     for key, tenant in requests:
-        line.join(key, 1.0, level, tenant, 0.0)
+        line.join(key, 1.0, level, ord(tenant), 0.0)
     return line
 
 
@@ -27,7 +27,7 @@ def joined(*requests: tuple[int, str], level: int = 0, most: int = 100) -> Line:
 def test_requests_of_one_tenant_go_on_in_the_order_in_which_they_came(
     keys: list[int], room: int
 ) -> None:
-    line = joined(*((key, "") for key in keys))
+    line = joined(*((key, " ") for key in keys))
     assert keys_let_in(line, room) == keys[:room]
     assert len(line) == line.places == len(keys[room:])
 
@@ -42,36 +42,36 @@ def test_tenant_that_has_nothing_in_the_line_waits_for_one_of_each_other(
     before: list[str], tenant: str
 ) -> None:
     line = joined(*((key, name) for key, name in enumerate(before, 1) if name != tenant))
-    line.join(100, 1.0, 0, tenant, 0.0)
+    line.join(100, 1.0, 0, ord(tenant), 0.0)
     assert keys_let_in(line).index(100) <= len(set(before) - {tenant})
 
 
 def test_class_that_goes_first_overtakes() -> None:
-    line = joined((1, ""), (2, ""), level=1)
-    line.join(3, 1.0, 0, "", 0.0)
+    line = joined((1, " "), (2, " "), level=1)
+    line.join(3, 1.0, 0, 0, 0.0)
     assert keys_let_in(line) == [3, 1, 2]
 
 
 def test_first_that_needs_more_than_there_is_keeps_others_back() -> None:
     line = Line(BOUND, 100)
-    line.join(1, 5.0, 0, "", 0.0)
-    line.join(2, 1.0, 0, "", 0.0)
+    line.join(1, 5.0, 0, 0, 0.0)
+    line.join(2, 1.0, 0, 0, 0.0)
     assert keys_let_in(line, 4.0) == []
     assert keys_let_in(line, 6.0) == [1, 2]
 
 
 def test_who_leaves_and_comes_again_keeps_the_place() -> None:
-    line = joined((1, ""), (2, ""))
+    line = joined((1, " "), (2, " "))
     (first, _) = line.waiting()
     line.leave(first, 3.0)
     assert (len(line), line.places) == (1, 2)
-    again = line.join(1, 1.0, 0, "", 5.0)
+    again = line.join(1, 1.0, 0, 0, 5.0)
     assert (again.order, again.until) == (first.order, 5.0 + BOUND)
     assert keys_let_in(line) == [1, 2]
 
 
 def test_nobody_waits_for_who_has_left() -> None:
-    line = joined((1, ""), (2, ""))
+    line = joined((1, " "), (2, " "))
     line.leave(next(line.waiting()), 3.0)
     assert keys_let_in(line) == [2]
     assert line.overdue(3.0 + BOUND) == []
@@ -79,13 +79,13 @@ def test_nobody_waits_for_who_has_left() -> None:
 
 
 def test_request_that_is_sent_twice_waits_twice_in_one_place() -> None:
-    line = joined((1, ""), (2, ""), (1, ""))
+    line = joined((1, " "), (2, " "), (1, " "))
     assert keys_let_in(line) == [1, 1, 2]
     assert line.places == 0
 
 
 def test_waits_end_at_the_bound() -> None:
-    line = joined((1, ""))
+    line = joined((1, " "))
     assert line.overdue(BOUND - 0.1) == []
     (late,) = line.overdue(BOUND)
     line.remove(late)
@@ -93,8 +93,8 @@ def test_waits_end_at_the_bound() -> None:
 
 
 def test_line_has_room_for_so_many() -> None:
-    line = joined((1, ""), (2, ""), (3, ""), most=2)
-    assert line.join(4, 1.0, 0, "", 0.0) is NO_PLACE
+    line = joined((1, " "), (2, " "), (3, " "), most=2)
+    assert line.join(4, 1.0, 0, 0, 0.0) is NO_PLACE
     assert keys_let_in(line) == [1, 2]
 
 
@@ -104,7 +104,7 @@ def test_line_is_bounded_and_empty_in_the_end(steps: list[tuple[int, int, str]])
     for what, key, tenant in steps:
         now += 1.0
         if what <= 1:
-            line.join(key, float(key), 0, tenant, now)
+            line.join(key, float(key), 0, ord(tenant), now)
         elif what == 2:
             line.let_in(float(key))
         elif what == 3 and len(line):
