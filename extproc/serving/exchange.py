@@ -145,9 +145,9 @@ class Exchange:
         routed = await route(prepared, self._traceparent, ask_for_time)
         return self._place(routed, prepared, is_changed=prepared.body is not request.body)
 
-    def more_time(self, seconds: float) -> Answers:
-        """Returns the message that has the proxy wait so long for the decision, if it would."""
-        return self._stream.more_time(seconds) if self.phase is _ROUTING else []
+    def more_time(self, seconds: float) -> Answers | None:
+        """Returns what has the proxy wait so long for the decision; None if it does not wait."""
+        return self._stream.more_time(seconds) if self.phase is _ROUTING else None
 
     @property
     def is_held(self) -> bool:

@@ -276,10 +276,12 @@ class ExtProcCall(Call):
         if self._exchange is None or any(self._ends_request(*one) for one in self._kept or ()):
             return False
         asked = self._exchange.more_time(seconds)
+        if asked is None:
+            return False
         self._answer_all(asked)
         if self._awaited is not None:  # else `take` still runs, and its caller writes
             self._wire.flush()
-        return bool(asked) and not self.is_over
+        return not self.is_over
 
     def _receive_in_turn(self, kind: int, content: Any) -> bool:
         """Takes an event as `Call` does, but at once if it ends a request that is held."""

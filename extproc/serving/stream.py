@@ -275,7 +275,7 @@ class Stream:
     wants_status: whether to request this response's headers in dialect A, if Envoy would not send
     them; needs allow_mode_override, and a proxy that declares its modes.
     is_duplex: whether dialect B is used; in it, a request that cannot be placed must be refused.
-    has_more_time: whether Envoy was asked to wait longer for the answer to the `RoutingRequest`.
+    has_more_time: whether Envoy waits longer for the answer to the `RoutingRequest`.
     head: of the request, an empty one before it arrived. response_head: None until the response's
     headers arrive.
     """
@@ -350,15 +350,16 @@ class Stream:
             answers += self._collected_echo()
         return answers
 
-    def more_time(self, seconds: float) -> Answers:
-        """Returns the message that has Envoy wait so long for the pick, if it would.
+    def more_time(self, seconds: float) -> Answers | None:
+        """Returns what has Envoy wait so long for the pick; None if it does not wait.
 
-        Envoy takes one for each of its messages, and none in dialect B, in which it has no timer.
+        Envoy takes one such message for each of its own. In dialect B it has no timer, so it waits
+        without.
         """
-        if self.is_duplex or self.has_more_time or self.state is not _ROUTING:
-            return []
+        if self.has_more_time or self.state is not _ROUTING:
+            return None
         self.has_more_time = True
-        return [stream_answers.more_time(seconds)]
+        return [] if self.is_duplex else [stream_answers.more_time(seconds)]
 
     def refuse(self, refusal: Refusal) -> Answers:
         """Returns the answer that refuses the request of the last `RoutingRequest`."""

@@ -22,9 +22,9 @@ class Asking:
         self.message = message
         return RoutingRequest(Head("", "", None), None)
 
-    def more_time(self, seconds: float) -> list[bytes]:
-        """Returns the message that asks for more time."""
-        return []
+    def more_time(self, seconds: float) -> list[bytes] | None:
+        """Returns what asks for more time; None if nobody waits."""
+        return None
 
     async def decide(self, _: RoutingRequest, ask_for_time: AskForTime) -> Any:
         """Returns the answers to the message."""

@@ -132,13 +132,23 @@ async def test_many_are_held_at_once_and_let_go_together(
     assert running.in_flight == 50
 
 
-async def test_router_with_the_endpoint_picker_protocol_gets_no_more_time(
+async def test_endpoint_picker_protocol_waits_without_being_asked(
     running: Running, holding: Holding
 ) -> None:
     call = await asked(running, mode=DUPLEX)
-    await until(lambda: holding.granted == [False, False])
+    await until(lambda: holding.granted == [True, False])
     holding.gate.set()
     assert (await call.read()).WhichOneof("response") == "request_headers"
+
+
+async def test_wait_is_cancelled_when_a_gateway_gives_the_request_up(
+    running: Running, holding: Holding
+) -> None:
+    call = await asked(running, mode=DUPLEX)
+    await until(lambda: holding.granted == [True, False])
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    await assert_all_is_released(running, holding)
 
 
 @pytest.mark.parametrize("content", [PROMPT, LONG_PROMPT], ids=["short", "long"])

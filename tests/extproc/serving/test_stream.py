@@ -515,9 +515,9 @@ def test_more_time_is_asked_once_and_only_while_a_pick_is_awaited() -> None:
     assert only(one.place(PLACEMENT)).WhichOneof("response") == "request_body"
 
 
-def test_more_time_is_not_asked_of_a_proxy_that_streams_both_ways() -> None:
+def test_proxy_that_streams_both_ways_waits_without_being_asked() -> None:
     one = stream()
     one.receive(read(duplex_head()))
     request(one.receive(read(body(b"{}"))))
-    assert not one.more_time(60.0)
-    assert not one.has_more_time
+    assert (one.more_time(60.0), one.has_more_time) == ([], True)
+    assert one.more_time(60.0) is None
