@@ -14,6 +14,7 @@ Each enabled feature is asked at these points of a request's way, in the order i
     write        as the proxy is answered                 add headers, change the body, or refuse
     note_server  once the proxy says who answered         note who
     note_end     at the end of a decided request          learn from what the engine reported
+    note_stop    once no new request comes                end what waits, before the router stops
     collectors   once, at the start                       show metrics
 
 A feature that is off is not in the list, and each point asks only the features that have its hook
@@ -121,6 +122,9 @@ class Feature:
         outcome: of its response, None if that is not known. is_booked: whether it was a worker's
         load. is_sent: whether the proxy was to send it on; if not, it was refused, or it failed.
         """
+
+    def note_stop(self, seconds: float) -> None:
+        """Notes that no new request comes, and that those under way have so many seconds left."""
 
     def collectors(self) -> Iterable[Collector]:
         """Returns what shows its metrics."""

@@ -27,6 +27,7 @@ class Hooks:
         self.write = [one.write for one in _with(made, "write")]
         self.note_server = [one.note_server for one in _with(made, "note_server")]
         self.note_end = [one.note_end for one in _with(made, "note_end")]
+        self.note_stop = [one.note_stop for one in _with(made, "note_stop")]
 
 
 def _with(features: Iterable[Feature], hook: str) -> list[Feature]:

@@ -14,6 +14,7 @@ from extproc._core import Budget, Session
 from extproc.base import address
 from extproc.base.logs import log_fault
 from extproc.base.other_end import peer_name
+from extproc.features.hooks import tell
 from extproc.http2.call_events import ABORTED, OPENED, CallEvent
 from extproc.http2.codes import ErrorCode, Status
 from extproc.http2.leftovers import FAULTY, KEPT_BACK, MORE, OVER
@@ -328,7 +329,10 @@ class LeanServer:
         self._timer = asyncio.get_running_loop().call_later(self._bounds.tick_seconds, self.tick)
 
     async def stop(self) -> None:
-        """Accepts no new streams, and waits up to `extproc.drain_ms` for open ones."""
+        """Accepts no new streams, and waits up to `extproc.drain_ms` for open ones.
+
+        What waits inside the router goes on within that time.
+        """
         self._health.is_stopping = True
         if self._timer is not None:
             self._timer.cancel()
@@ -340,8 +344,9 @@ class LeanServer:
             server.close()
         for connection in list(self.connections):
             connection.drain()
+        drain_seconds = self._service.config.extproc.drain_ms / 1000
+        tell(self._service.hooks.note_stop, drain_seconds)
         with contextlib.suppress(TimeoutError):
-            drain_seconds = self._service.config.extproc.drain_ms / 1000
             await asyncio.wait_for(self._empty(), drain_seconds)
         for connection in list(self.connections):
             connection.drop()

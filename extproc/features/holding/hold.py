@@ -12,7 +12,8 @@ from a prompt that is held: its parent may wait for it.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from math import inf
+from itertools import islice
+from math import ceil, inf
 
 from extproc.config.sections import HoldSettings
 from extproc.features.holding.limit import Limit
@@ -32,7 +33,8 @@ LEAST_TOKENS = 1_024.0
 # although there is no room, because it has waited for as long.
 OVERFLOW_SHARE = 0.1
 
-# How waits end: there was room; the bound was reached, and the request went on, or is refused.
+# How waits end: there was room; the request went on without, at the bound or since the router
+# stops; or it is refused.
 LET_IN, PLACED, REFUSED = "let_in", "placed", "refused"
 
 # Returns the records of a model's workers that may answer; None if a feed of theirs is not live.
@@ -121,6 +123,16 @@ class Hold:
             return PLACED
         line.leave(place, now)
         return REFUSED
+
+    def go_on(self, share: float) -> Iterator[tuple[str, Place, str]]:
+        """Yields what `step` does, for the first of each line, whatever room there is.
+
+        share: of those that wait, rounded up.
+        """
+        for model, line in self._lines.each():
+            for place in list(islice(line.waiting(), ceil(share * len(line)))):
+                line.remove(place)
+                yield model, place, PLACED
 
     def clear(self) -> None:
         """Gives up all places."""

@@ -5,7 +5,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
 
 from prometheus_client.registry import Collector
 
@@ -27,6 +28,9 @@ log = logging.getLogger("kvsteer.decision")
 # How often it is checked whether there is room.
 STEP_SECONDS = 0.1
 
+# When the router stops, those that wait go on within this share of the time that is left.
+STOP_SHARE = 0.8
+
 # Most bytes of the bodies of those that wait.
 MOST_BYTES = 256 * MIB
 
@@ -44,6 +48,7 @@ class Holding(Feature):
         self._waits: dict[Place, asyncio.Future[bool]] = {}
         self._held_bytes = 0
         self._step_due: asyncio.TimerHandle | None = None
+        self._stops_at = inf
         self._figures = HoldFigures(hold.waiting)
 
     def collectors(self) -> Sequence[Collector]:
@@ -52,6 +57,8 @@ class Holding(Feature):
 
     def must_wait(self, request: RoutingRequest, decision: Decision, now: float) -> Wait | None:
         """Returns the wait of a request, None if it goes on at once."""
+        if self._stops_at < inf:
+            return None
         place = self._hold.place_of(decision, now)
         if place is None:
             return None
@@ -86,6 +93,10 @@ class Holding(Feature):
                 self._hold.leave(model, place, now)
                 self._figures.end(model, LEFT, now - place.since)
 
+    def note_stop(self, seconds: float) -> None:
+        """Has those that wait go on in turn, in most of the time that is left."""
+        self._stops_at = self._clock() + STOP_SHARE * seconds
+
     def _step_later(self) -> None:
         if self._step_due is None:
             loop = asyncio.get_running_loop()
@@ -96,7 +107,7 @@ class Holding(Feature):
         self._step_due = None
         now = self._clock()
         try:
-            for model, place, outcome in self._hold.step(now):
+            for model, place, outcome in self._ended(now):
                 self._figures.end(model, outcome, now - place.since)
                 self._finish(place, goes_on=outcome != REFUSED)
         except Exception as error:  # noqa: BLE001 - whatever it is, requests must go on
@@ -106,6 +117,13 @@ class Holding(Feature):
                 self._finish(place, goes_on=True)
         if len(self._hold):
             self._step_later()
+
+    def _ended(self, now: float) -> Iterator[tuple[str, Place, str]]:
+        """Yields each wait that ends now, as `Hold.step` does."""
+        yield from self._hold.step(now)
+        if self._stops_at < inf:
+            left = max(0.0, self._stops_at - now)
+            yield from self._hold.go_on(STEP_SECONDS / (STEP_SECONDS + left))
 
     def _finish(self, place: Place, *, goes_on: bool) -> None:
         waiting = self._waits.pop(place, None)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import re
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -83,14 +84,15 @@ async def test_conversations_that_evict_each_other_wait_in_turn_and_none_is_lost
         assert not agents.odd
 
 
-async def test_requests_that_wait_go_on_when_the_router_is_killed() -> None:
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+async def test_requests_that_wait_go_on_when_the_router_ends(end: signal.Signals) -> None:
     async with running(workers=2, blocks=320, changes=HOLD) as system, asking(system) as agents:
 
         async def some_wait() -> bool:
             return await system.metric('kvsteer_held_requests{model="tiny"}') > 0
 
         await until(some_wait, "some wait", seconds=120)
-        await system.stop_router()
+        await system.stop_router(end)
         before = agents.answers[200]
         await until(lambda: agents.answers[200] > before + 2 * AGENTS, "all go on", seconds=60)
         assert not agents.odd

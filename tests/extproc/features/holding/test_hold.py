@@ -118,6 +118,14 @@ def test_fewer_go_on_at_the_bound_if_several_routers_have_a_line(fleet: HeldFlee
     assert [outcome for _, outcome in fleet.steps()] == [REFUSED] * 6
 
 
+def test_first_of_each_line_go_on_when_they_are_told_to(fleet: HeldFleet) -> None:
+    keys = [place.key for number in range(1, 7) if (place := fleet.ask(first(number)))]
+    went = [(place.key, outcome) for _, place, outcome in fleet.hold.go_on(0.4)]
+    assert went == [(key, PLACED) for key in keys[:3]]
+    assert len([*fleet.hold.go_on(1.0)]) == 3
+    assert (len(fleet.hold), [*fleet.hold.go_on(1.0)]) == (0, [])
+
+
 def test_line_is_bounded() -> None:
     fleet = HeldFleet(most=1)
     fleet.fill()

@@ -120,6 +120,22 @@ async def test_bodies_of_those_that_wait_are_bounded(monkeypatch: pytest.MonkeyP
     again.cancel()
 
 
+async def test_those_that_wait_go_on_in_order_when_the_router_stops() -> None:
+    gate, order = Gate(), list[int]()
+    waits = [gate.begin(number) for number in range(8)]
+    for number, wait in enumerate(waits):
+        wait.add_done_callback(lambda _, number=number: order.append(number))  # type: ignore[misc]
+    await until(lambda: len(gate.asked) == 8)
+    gate.feature.note_stop(1.0)
+    assert gate.feature.must_wait(gate.request, gate.fleet.decide(first(9)), 0.0) is None
+    await until(lambda: len(order) > 0, "the first goes on")
+    assert len(order) < 8
+    gate.fleet.now += 1.0
+    assert await asyncio.gather(*waits) == [True] * 8
+    assert order == list(range(8))
+    assert 'kvsteer_holds_total{model="m",outcome="placed"} 8.0' in gate.shown()
+
+
 async def test_error_ends_all_waits_so_that_requests_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
