@@ -24,6 +24,7 @@ from extproc.commands.admin_json import (
     Events,
     Fault,
     History,
+    ModelContexts,
     Routers,
     Series,
     Speed,
@@ -190,6 +191,7 @@ def _fetch_screen(admin: str, size: tuple[int, int], layout: Layout) -> list[str
         routers=get(kind_of_routers, "/routers"),
         history=get(History, "/history"),
         apis=get(list[Api], "/apis"),
+        contexts=get(list[ModelContexts], "/contexts"),
         layout=layout,
     )
     faults, steering = get(list[Fault], "/faults"), get(Steering, "/steering")
@@ -205,6 +207,7 @@ def screen(
     routers: Routers | None = None,
     history: History | None = None,
     apis: Sequence[Api] = (),
+    contexts: Sequence[ModelContexts] = (),
     layout: Layout = PLAIN,
 ) -> list[str]:
     """Returns the lines to show.
@@ -218,7 +221,8 @@ def screen(
         summary += f"; {_rate(_share(history.fleet))} of prompt tokens certainly held"
         reported = _cached_share(history.fleet)
         summary += "" if reported is None else f", cached share {_rate(reported)}"
-    head = [summary, *_front_ends(workers), *_keyed(apis), *_routers(routers), ""]
+    said = [*_front_ends(workers), *_contexts(contexts), *_keyed(apis), *_routers(routers)]
+    head = [summary, *said, ""]
     fleet = _workers(workers, columns, {} if history is None else history.workers, layout)
     room = max(len(decisions), 1)
     if lines:
@@ -238,15 +242,14 @@ def _summary(workers: Sequence[Worker], *, events_enabled: bool) -> str:
     in_flight = sum(worker.in_flight for worker in workers)
     switched = "" if events_enabled else "; EVENTS OFF"
     count = f"{len(workers)} worker{'' if len(workers) == 1 else 's'}"
-    return f"{count}: {counts or 'none'}; {in_flight} in flight{_filled(workers)}{switched}"
+    return f"{count}: {counts or 'none'}; {in_flight} in flight{switched}"
 
 
-def _filled(workers: Sequence[Worker]) -> str:
-    """Returns how much of the caches live contexts fill, of workers whose caches' size is known."""
-    known = [one.contexts for one in workers if one.contexts.cache_tokens]
-    live = sum(one.live_tokens for one in known)
-    room = sum(one.cache_tokens or 0 for one in known)
-    return f"; live contexts fill {live / room:.0%} of the caches" if live else ""
+def _contexts(models: Sequence[ModelContexts]) -> list[str]:
+    """Returns a line for each model whose live conversations fill caches of known size."""
+    known = [one for one in models if one.says]
+    named = len(known) > 1
+    return [plain(f"{one.model}: {one.says}" if named else one.says) for one in known]
 
 
 def _front_ends(workers: Sequence[Worker]) -> list[str]:

@@ -60,7 +60,6 @@ CORE = {
     "extproc.features.fetching.term",
     "extproc.features.holding.hold",
     "extproc.features.holding.limit",
-    "extproc.features.holding.occupancy",
     "extproc.fleet.records.engine_identity",
     "extproc.fleet.discovery.pods",
     "extproc.fleet.discovery.view",

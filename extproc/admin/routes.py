@@ -16,6 +16,7 @@ import msgspec
 from aiohttp import web
 
 from extproc.admin import documents
+from extproc.admin.contexts import contexts_of
 from extproc.admin.history import FLEET, STEP_SECONDS
 from extproc.admin.observations import Observations
 from extproc.admin.prefixes import prefixes, spread
@@ -52,6 +53,7 @@ _PATHS = (
     "/models",
     "/apis",
     "/media",
+    "/contexts",
     "/explain",
     "/events",
     "/faults",
@@ -160,7 +162,7 @@ def fleet_routes(
     policy_header: str | None = None,
     session_headers: Sequence[str] = (),
 ) -> list[web.RouteDef]:
-    """Returns GET /workers, GET /models, GET /apis and /media, POST /explain, GET and POST /events.
+    """Returns GET /workers, /models, /apis, /media and /contexts, POST /explain, and /events.
 
     policy_header: the request header that may name a policy, None if none may. session_headers:
     those that may name a session. All are in lower case.
@@ -178,6 +180,9 @@ def fleet_routes(
 
     async def get_media(_: web.Request) -> web.Response:
         return answered(router.keyed_by_kind())
+
+    async def get_contexts(_: web.Request) -> web.Response:
+        return answered(list(contexts_of(router, workers)))
 
     async def post_explain(request: web.Request) -> web.Response:
         envelope = await _envelope_of(await request.read())
@@ -211,6 +216,7 @@ def fleet_routes(
         web.get("/models", get_models),
         web.get("/apis", get_apis),
         web.get("/media", get_media),
+        web.get("/contexts", get_contexts),
         web.post("/explain", post_explain),
         web.get("/events", get_events),
         web.post("/events", post_events),

@@ -38,11 +38,11 @@ class Engine(msgspec.Struct, frozen=True):
     frontend: str | None
 
 
-class Contexts(msgspec.Struct, frozen=True):
-    """What live conversations hold of a worker's cache, in tokens; its size, None if unknown."""
+class ModelContexts(msgspec.Struct, frozen=True):
+    """One of GET /contexts. says: what live conversations need of the caches, in words."""
 
-    live_tokens: int = 0
-    cache_tokens: int | None = None
+    model: str
+    says: str
 
 
 class Worker(msgspec.Struct, frozen=True):
@@ -62,7 +62,6 @@ class Worker(msgspec.Struct, frozen=True):
     astray: str
     excluded: str
     source_fault: str
-    contexts: Contexts = Contexts()
 
 
 class Decision(msgspec.Struct, frozen=True):

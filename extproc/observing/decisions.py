@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from extproc.observing.buckets import Buckets, TracedValue, histogram_family
 from extproc.observing.keyed import KeyedCounts
-from extproc.observing.recent_counts import MINUTE_SECONDS
+from extproc.observing.recent_counts import MINUTE_SECONDS, RecentCounts
 from extproc.routing.decision import Decision
 from extproc.routing.recomputed import EVICTED, MOVED, recomputed_tokens
 
@@ -104,6 +104,9 @@ PHASE_BOUNDS = (
 MATCH_BOUNDS = (0, 10, 25, 50, 75, 90, 95, 99, 100)
 
 
+# Of what tokens are counted for 15 minutes.
+PROMPTS, RECOMPUTED = "prompts", "recomputed"
+
 # Decisions that are counted together: a few hundred microseconds of work.
 BATCH = 512
 
@@ -130,6 +133,7 @@ class DecisionCounts:
         self.prompt_tokens: defaultdict[str, int] = defaultdict(int)
         self.predicted_tokens: defaultdict[str, int] = defaultdict(int)
         self.recomputed_tokens: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._recent = RecentCounts[tuple[str, str]]()  # tokens, by model and of what
         self.match_percent: defaultdict[str, Buckets] = defaultdict(lambda: Buckets(MATCH_BOUNDS))
         self.seconds = Buckets(DECISION_BOUNDS)
         self.keyed = KeyedCounts()
@@ -151,7 +155,7 @@ class DecisionCounts:
         if decision.split is not None:
             self.by_split[decision.model or "", decision.split.outcome] += 1
         if basis.belonging.counted is not None:
-            self.note_recomputed(decision)
+            self.note_recomputed(decision, timeline.picked_at)
         noted.append(
             (
                 decision.model,
@@ -169,11 +173,22 @@ class DecisionCounts:
         if len(noted) >= BATCH:
             self.settle()
 
-    def note_recomputed(self, decision: Decision) -> None:
-        """Counts what is computed again of a live conversation."""
+    def note_recomputed(self, decision: Decision, at: float) -> None:
+        """Counts what is computed again of a live conversation. at: seconds of the timelines."""
         why, tokens = recomputed_tokens(decision)
         if why:
-            self.recomputed_tokens[decision.model or "", why] += tokens
+            model = decision.model or ""
+            self.recomputed_tokens[model, why] += tokens
+            self._recent.add({(model, RECOMPUTED): round(tokens)}, at)
+
+    def recomputed_share(self, model: str, now: float) -> float | None:
+        """Returns the share of a model's prompt tokens of 15 minutes that were computed again.
+
+        None if there were none.
+        """
+        found = self._recent.total(now)
+        prompts = found[model, PROMPTS]
+        return min(1.0, found[model, RECOMPUTED] / prompts) if prompts else None
 
     def settle(self) -> None:
         """Counts all noted decisions."""
@@ -192,12 +207,14 @@ class DecisionCounts:
                 for name, prompt_tokens, tokens in zip(models, prompts, held, strict=True)
                 if name == model and prompt_tokens
             ]
-            self._count_tokens(model or "", own)
+            self._count_tokens(model or "", own, times[-1][-1])
         self._count_times(*times)
 
-    def _count_tokens(self, model: str, keyed: Sequence[tuple[int, int]]) -> None:
+    def _count_tokens(self, model: str, keyed: Sequence[tuple[int, int]], at: float) -> None:
         """Counts one model's prompts: tokens, and how many of them the worker holds."""
-        self.prompt_tokens[model] += sum([prompt_tokens for prompt_tokens, _ in keyed])
+        prompt_tokens = sum([prompt_tokens for prompt_tokens, _ in keyed])
+        self.prompt_tokens[model] += prompt_tokens
+        self._recent.add({(model, PROMPTS): prompt_tokens}, at)
         self.predicted_tokens[model] += sum([held for _, held in keyed])
         percents = [100.0 * held / prompt_tokens for prompt_tokens, held in keyed]
         self.match_percent[model].observe_all(percents)

@@ -175,9 +175,20 @@ class Metrics(Collector):
             seconds = timeline.picked_at - timeline.started_at
             self._decisions.show(TracedValue(trace.trace_id, seconds, self._clock()))
 
-    def note_recomputed(self, decision: Decision) -> None:
-        """Counts what is computed again of a live conversation whose request has waited."""
-        self._decisions.note_recomputed(decision)
+    def note_recomputed(self, decision: Decision, at: float) -> None:
+        """Counts what is computed again of a live conversation whose request has waited.
+
+        at: seconds of the decisions' clock.
+        """
+        self._decisions.note_recomputed(decision, at)
+
+    def recomputed_share(self, model: str, now: float) -> float | None:
+        """Returns the share of a model's prompt tokens of 15 minutes that were computed again.
+
+        None if there were none. now: seconds of the decisions' clock.
+        """
+        self._decisions.settle()
+        return self._decisions.recomputed_share(model, now)
 
     def count_media(self, model: str | None, media: Media, at: float) -> None:
         """Counts the media items of a request. at: seconds of the decisions' clock."""

@@ -245,7 +245,7 @@ class Router:
             timeline.pause(clock() - began)
             if not goes_on:
                 return without_room(decision), query
-            self._metrics.note_recomputed(decision)  # its conversation counted only before
+            self._metrics.note_recomputed(decision, began)  # its conversation counted only before
             decision, query = self._decide(request, query, timeline, is_steered=is_steered)
         return decision, query
 
@@ -392,6 +392,13 @@ class Router:
     def keyed_by_api(self) -> list[dict[str, Any]]:
         """Returns the answer of GET /apis."""
         return self._metrics.keyed_by_api(self._monotonic())
+
+    def recomputed_share(self, model: str) -> float | None:
+        """Returns the share of a model's prompt tokens of 15 minutes that were computed again.
+
+        None if there were none.
+        """
+        return self._metrics.recomputed_share(model, self._monotonic())
 
     def keyed_by_kind(self) -> list[dict[str, Any]]:
         """Returns the answer of GET /media."""

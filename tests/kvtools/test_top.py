@@ -7,14 +7,14 @@ import select
 import subprocess
 import sys
 import termios
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
 from extproc.base.errors import StartError
-from extproc.commands.admin_json import Api, Decision, History, Routers, Worker
+from extproc.commands.admin_json import Api, Decision, History, ModelContexts, Routers, Worker
 from extproc.commands.layout import PLAIN, Layout, width
 from kvtools import top
 from kvtools.top import HELP, LEAST, run
@@ -147,6 +147,7 @@ def screen(
     history: Any = None,
     routers: Any = None,
     apis: Any = (),
+    contexts: Any = (),
     layout: Layout = PLAIN,
 ) -> list[str]:
     """What is shown of these answers."""
@@ -158,6 +159,7 @@ def screen(
         history=msgspec.convert(history, History | None),
         routers=msgspec.convert(routers, Routers | None),
         apis=msgspec.convert(apis, list[Api]),
+        contexts=msgspec.convert(contexts, list[ModelContexts]),
         layout=layout,
     )
 
@@ -168,8 +170,9 @@ def shown_of(
     size: tuple[int, int],
     *,
     on: bool = True,
+    contexts: Sequence[dict[str, str]] = (),
 ) -> list[str]:
-    return screen(workers, decisions, size, events_enabled=on)
+    return screen(workers, decisions, size, events_enabled=on, contexts=contexts)
 
 
 def test_screen_shows_workers_and_decisions() -> None:
@@ -333,11 +336,14 @@ def test_screen_lists_dead_workers_and_those_without_replay_first() -> None:
     assert shown[4].endswith("replay failed")
 
 
-def test_screen_shows_how_much_of_known_caches_live_contexts_fill() -> None:
-    full = {"contexts": {"live_tokens": 300_000, "cache_tokens": 200_000}}
-    unknown = {"contexts": {"live_tokens": 900_000, "cache_tokens": None}}
-    shown = shown_of([worker("a:1") | full, worker("b:1") | unknown], [], WIDE)
-    assert shown[0].endswith("4 in flight; live contexts fill 150% of the caches")
+def test_screen_shows_what_live_conversations_need_of_the_caches() -> None:
+    said = "live contexts fill 150% of the caches; 2 more workers would hold them all"
+    one = {"model": "m", "says": said}
+    assert said in shown_of([worker("a:1")], [], WIDE, contexts=[one])
+    shown = shown_of([worker("a:1")], [], WIDE, contexts=[one, {"model": "n", "says": ""}])
+    assert said in shown
+    shown = shown_of([worker("a:1")], [], WIDE, contexts=[one, {"model": "n", "says": "x"}])
+    assert {f"m: {said}", "n: x"} < set(shown)
 
 
 def test_screen_shows_that_events_are_disabled() -> None:

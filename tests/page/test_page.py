@@ -129,6 +129,16 @@ def test_page_shows_by_api_how_many_requests_have_known_tokens(
     )
 
 
+def test_page_shows_what_live_conversations_need_of_the_caches(
+    browser: Browser, system: Background[System]
+) -> None:
+    sent(system, "live")
+    opened(browser, system)
+    browser.until(lambda: bool(browser.texts("#contexts li")), "what lives")
+    (said,) = browser.texts("#contexts li")
+    assert re.match(r"live contexts fill \d+% of the caches", said)
+
+
 def test_page_shows_with_how_many_media_items_prompts_are_keyed(browser: Browser) -> None:
     seeing = running(workers=1, changes=SEEING, model_dir=SEEING_MODEL)
     with in_background(seeing) as system, browser.visiting():

@@ -84,13 +84,6 @@ function contexts({ contexts: live }) {
   return make("small", { title: TITLES.contexts }, `live contexts: ${count(live.live_tokens)}${room} tokens`);
 }
 
-// The share of the caches that live contexts fill, of the workers whose caches' size is known.
-function filled(workers) {
-  const known = workers.map((one) => one.contexts).filter((one) => one?.cache_tokens);
-  const live = known.reduce((all, one) => all + one.live_tokens, 0);
-  return live ? percent(live, known.reduce((all, one) => all + one.cache_tokens, 0)) : "";
-}
-
 // Why the engine may reuse less than the worker holds, if anything is known of that.
 function reuse({ reuse: known }) {
   if (!known) return null;
@@ -202,8 +195,7 @@ function summarize(workers) {
   const parts = [...states].map(([state, number]) => `${count(number)} ${state}`);
   const words = [parts.join(", ") || "none known", ...(draining ? [`${count(draining)} draining`] : []), ...(down ? [`${count(down)} down`] : [])].join("; ");
   const flying = workers.reduce((all, worker) => all + worker.in_flight, 0);
-  const share = filled(workers);
-  show(find("fleet-summary"), `${plural(workers.length, "worker")}: ${words} · ${plural(flying, "request")} in flight${share ? ` · live contexts fill ${share} of the caches` : ""}`);
+  show(find("fleet-summary"), `${plural(workers.length, "worker")}: ${words} · ${plural(flying, "request")} in flight`);
 }
 
 // The figures at the top: how much was cached, and how much more than with round robin.
@@ -277,6 +269,20 @@ export async function drawFaults() {
   place.hidden = !faults.length;
   const lines = faults.map(({ subject, says, fix }) => make("li", {}, `${subject}: ${says}`, make("small", {}, `To do: ${fix}.`)));
   place.replaceChildren(...lines);
+}
+
+// What live conversations need of the caches, by model, and who waits for room there.
+export async function drawContexts() {
+  const models = (await ask("/contexts")).filter(({ says }) => says);
+  const place = find("contexts");
+  place.hidden = !models.length;
+  place.replaceChildren(...models.map((one) => make("li", { title: TITLES.contexts }, models.length > 1 ? `${one.model}: ${one.says}` : one.says, waiting(one))));
+}
+
+function waiting({ places, waiting: all }) {
+  if (!places.length) return null;
+  const lines = places.map((one) => `${one.conversation}: ${count(one.tokens)} tokens, ${plural(Math.round(one.seconds), "second")}${one.is_away ? ", may come again" : ""}`);
+  return make("details", {}, make("summary", {}, `The first of ${plural(all, "request")} that wait`), ...lines.map((line) => make("small", {}, line)));
 }
 
 // The sources of workers that fail, or that list something wrong.

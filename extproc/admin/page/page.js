@@ -3,7 +3,7 @@
 import { followDecisions, paused, startPause } from "./decisions.js";
 import { ask, find, make, show } from "./dom.js";
 import { startExplain } from "./explain.js";
-import { drawApis, drawEvents, drawFaults, drawFleet, drawMedia, drawRouters, drawSources, drawSteering } from "./fleet.js";
+import { drawApis, drawContexts, drawEvents, drawFaults, drawFleet, drawMedia, drawRouters, drawSources, drawSteering } from "./fleet.js";
 import { drawPrefixes } from "./prefixes.js";
 
 const EVERY_MS = 2000;
@@ -25,6 +25,7 @@ async function draw() {
   if (!document.hidden && !paused()) {
     try {
       workers = await drawFleet();
+      await drawContexts();
       await drawApis();
       await drawMedia();
       await drawEvents();

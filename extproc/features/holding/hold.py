@@ -17,12 +17,12 @@ from math import ceil, inf
 
 from extproc.config.sections import HoldSettings
 from extproc.features.holding.limit import Limit
-from extproc.features.holding.occupancy import Occupancy, occupancy_of
 from extproc.requests.request_class import RequestClass
 from extproc.routing.claims.claim_table import Holdings
 from extproc.routing.claims.homes import Homes
 from extproc.routing.claims.line import NO_PLACE, Line, Place
 from extproc.routing.claims.lines import Lines
+from extproc.routing.claims.occupancy import Occupancy, occupancy_of
 from extproc.routing.decision import Decision, Verdict
 from extproc.routing.recomputed import EVICTED, recomputed_tokens
 
@@ -172,8 +172,10 @@ class Hold:
 
     def _occupancy(self, model: str, now: float) -> Occupancy | None:
         """Returns what live conversations fill, by which the limit changes; None if not known."""
-        records = self._records(model) if self._lines.is_current else None
-        found = None if records is None else occupancy_of(records, now)
+        records = list((self._records(model) if self._lines.is_current else None) or ())
+        # without events nobody knows what a worker evicts
+        is_known = not any(one.is_blind for one in records)
+        found = occupancy_of(records, now) if is_known else None
         if found is not None:
             is_awaited = self._is_awaited(model)
             limit = self.limit(model)

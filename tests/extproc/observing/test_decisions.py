@@ -218,6 +218,16 @@ def test_recomputed_tokens_are_those_of_a_live_conversation_that_its_worker_lack
     assert found == {("m", cause): tokens for cause, tokens in expected.items()}
 
 
+def test_share_that_is_computed_again_is_that_of_the_last_minutes() -> None:
+    belonging = Belonging(home="other", counted=Context(30.0, 12.0, 1))
+    made = decision(held=32)
+    counts = counted(replace(made, basis=replace(made.basis, belonging=belonging)))
+    counts.settle()
+    assert counts.recomputed_share("m", 1.0) == pytest.approx(10 / made.basis.prompt_tokens)
+    assert counts.recomputed_share("other", 1.0) is None
+    assert counts.recomputed_share("m", 3_600.0) is None
+
+
 def test_recomputed_tokens_are_at_least_none() -> None:
     belonging = Belonging(home="other", counted=Context(10.0))
     made = decision(held=32)

@@ -53,7 +53,7 @@ def one() -> Iterator[Service]:
 def recomputed(one: Service, monkeypatch: pytest.MonkeyPatch) -> list[Decision]:
     """The decisions that were counted for what is computed again after a wait."""
     noted: list[Decision] = []
-    monkeypatch.setattr(one.metrics, "note_recomputed", noted.append)
+    monkeypatch.setattr(one.metrics, "note_recomputed", lambda one, _: noted.append(one))
     return noted
 
 

@@ -99,6 +99,11 @@ def test_nobody_waits_where_it_is_not_known_what_lives(fleet: HeldFleet) -> None
     assert fleet.steps() == [(place.key, LET_IN)]
 
 
+def test_nobody_waits_for_workers_without_events(fleet: HeldFleet) -> None:
+    fleet.holdings["a"].is_blind = True
+    assert fleet.ask(first(1)) is None
+
+
 def test_nobody_waits_while_other_routers_are_not_heard(fleet: HeldFleet) -> None:
     place = fleet.ask(first(1))
     assert place is not None

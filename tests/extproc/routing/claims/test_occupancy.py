@@ -1,8 +1,10 @@
 """How much of the caches live conversations fill."""
 
-from extproc.features.holding.occupancy import Occupancy, occupancy_of
+import pytest
+
 from extproc.routing.claims.claim_table import Holdings
 from extproc.routing.claims.live_contexts import LIVE_SECONDS, Context
+from extproc.routing.claims.occupancy import Occupancy, occupancy_of
 
 
 def record(*contexts: Context, capacity: int | None = 1_000) -> Holdings:
@@ -24,10 +26,12 @@ def test_conversations_that_are_silent_for_long_fill_nothing() -> None:
     assert occupancy_of(records, 1.0 + LIVE_SECONDS) == Occupancy(0.0, 1_000.0, 0.0)
 
 
-def test_nothing_is_known_with_a_cache_of_unknown_size_or_without_events() -> None:
-    blind = record()
-    blind.is_blind = True
+def test_nothing_is_known_with_a_cache_of_unknown_size() -> None:
     assert occupancy_of([record(), record(capacity=None)], 0.0) is None
-    assert occupancy_of([record(), blind], 0.0) is None
     assert occupancy_of([record(capacity=0)], 0.0) is None
     assert occupancy_of([], 0.0) is None
+
+
+@pytest.mark.parametrize(("live", "missing"), [(0.0, 0), (1_000.0, 0), (1_001.0, 1), (2_600.0, 4)])
+def test_workers_that_would_hold_all_are_counted(live: float, missing: int) -> None:
+    assert Occupancy(live, 1_000.0, 0.0).missing_workers(2) == missing

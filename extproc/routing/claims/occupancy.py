@@ -1,6 +1,7 @@
 """How much of the caches live conversations fill, where all of that is known."""
 
 from collections.abc import Iterable
+from math import ceil
 from typing import NamedTuple
 
 from extproc.routing.claims.claim_table import Holdings
@@ -17,15 +18,19 @@ class Occupancy(NamedTuple):
     room: float
     usual: float
 
+    def missing_workers(self, workers: int) -> int:
+        """Returns how many more workers, with caches like these, would hold all that lives.
+
+        workers: how many there are.
+        """
+        return max(0, ceil(self.live * workers / self.room) - workers)
+
 
 def occupancy_of(records: Iterable[Holdings], now: float) -> Occupancy | None:
-    """Returns what live conversations fill; None if a worker's part is not known.
-
-    That is so if no events tell what it evicts, or it did not say how large its cache is.
-    """
+    """Returns what live conversations fill; None if a worker did not say how large its cache is."""
     live = room = own = returned = 0.0
     for one in records:
-        if not one.capacity_tokens or one.is_blind:
+        if not one.capacity_tokens:
             return None
         contexts = one.contexts
         contexts.expire(now)
