@@ -38,7 +38,8 @@ class LoopResult(NamedTuple):
     first token, and of conversations, include it. conversation, conversation_p90: from when a
     client's conversation is due until its last answer, in seconds; of those that begin after the
     warm part, estimated as Kaplan and Meier do where they have not ended yet. least_served: turns a
-    second of the tenth of the clients that had fewest, at most.
+    second of the tenth of the clients that had fewest, at most. filled: the share of the caches
+    that live conversations fill in the end, as a router counts them.
     """
 
     turns: float
@@ -54,6 +55,7 @@ class LoopResult(NamedTuple):
     conversation: float = 0.0
     conversation_p90: float = 0.0
     least_served: float = 0.0
+    filled: float = 0.0
 
 
 @dataclass(slots=True)
@@ -212,6 +214,7 @@ class _Play:
             conversation=span,
             conversation_p90=span_p90,
             least_served=fewest / (until - since),
+            filled=self.proxy.filled(until),
         )
 
 

@@ -26,6 +26,7 @@ SMOKES = {
     "processes.py": [],
     "routing.py": [],
     "routing_closed.py": [],
+    "routing_advice.py": [],
     "routing_held.py": [],
     "routing_hybrids.py": [],
     "sharing.py": [],

@@ -32,6 +32,7 @@ from extproc.routing.claims.homes import Homes
 from extproc.routing.claims.line import NO_PLACE, Place
 from extproc.routing.claims.lines import Lines
 from extproc.routing.claims.marks import FIRST_LENGTHS, LENGTHS, Marks, packed
+from extproc.routing.claims.occupancy import occupancy_of
 from extproc.routing.cost.fetch import Fetch
 from extproc.routing.decide import decide
 from extproc.routing.decision import Decision
@@ -564,6 +565,11 @@ class _Router:
     def _records(self, _: str) -> Iterable[Holdings]:
         return [self._holdings[name] for name in self._present]
 
+    def filled(self, now: float) -> float:
+        """Returns the share of the caches that live conversations fill."""
+        occupancy = occupancy_of(self._records("m"), now)
+        return 0.0 if occupancy is None else occupancy.live / occupancy.room
+
     def place_of(self, request: Request, now: float) -> Place | None:
         """Returns the place of a request that has to wait for room, None if it goes on."""
         self.know()
@@ -716,6 +722,10 @@ class _Routers:
             for _, place, outcome in router.hold.step(now):
                 yield self._waiting.pop(place), outcome != REFUSED
 
+    def filled(self, now: float) -> float:
+        self._advance_to(now)
+        return self.all[0].filled(now)
+
     def over(self, request: Request, now: float) -> None:
         self._advance_to(now)
         if request.is_own:
@@ -787,6 +797,9 @@ class _Envoy:
     def let_in(self, _now: float) -> Iterator[tuple[Request, bool]]:
         return iter(())
 
+    def filled(self, _: float) -> float:
+        return 0.0
+
     def over(self, request: Request, _now: float) -> None:
         if request.is_own:
             self._by_number.pop(id(request)).active[request.worker] -= 1
@@ -813,6 +826,9 @@ class Proxy(Protocol):
 
     def let_in(self, now: float, /) -> Iterator[tuple[Request, bool]]:
         """Yields the requests whose wait ends now, and whether they go on; else they come again."""
+
+    def filled(self, now: float, /) -> float:
+        """Returns the share of the caches that live conversations fill; 0 if nobody counts it."""
 
     def pick(self, request: Request, now: float, /) -> int:
         """Returns the engine that gets a request."""
