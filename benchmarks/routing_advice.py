@@ -40,7 +40,7 @@ caches would have found, less what was found, as a share of the prompt tokens.""
 
 def main() -> None:
     """Plays each cell, and again with the workers that are missing."""
-    parser = arguments(__doc__, "one short cell")
+    parser = arguments(__doc__, "one short cell, with two seeds")
     parser.add_argument("--seeds", type=int, metavar="N", help="so many seeds")
     parser.add_argument("--jobs", type=int, metavar="N", default=os.cpu_count(), help="processes")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="as in routing_closed.py")
@@ -51,7 +51,7 @@ def main() -> None:
 
 def _play(one: Run) -> None:
     wanted = one.options
-    seeds = SEEDS[: wanted.seeds or one.amount(1, 2, len(SEEDS))]
+    seeds = SEEDS[: wanted.seeds or one.amount(2, 2, len(SEEDS))]
     loops = one.amount(SMOKE_LOOPS, QUICK_LOOPS, LOOPS)
     lines = [
         "| cell | live contexts | computed again | with | computed again |",
