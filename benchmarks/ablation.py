@@ -47,6 +47,10 @@ def _believes_all(*_: object) -> float:
     return 1.0
 
 
+def _charges_nothing(*_: object) -> None:
+    return None
+
+
 class Term(NamedTuple):
     """A part of the decision.
 
@@ -63,6 +67,7 @@ class Term(NamedTuple):
     replaced: Mapping[str, Callable[..., object]] = {}
 
 
+_OFF_ROOM = {"extproc.routing.cost.room.Room.charge": _charges_nothing}
 _OFF_SHARE = {"extproc.routing.store_share.StoreShare.share": _believes_all}
 
 
@@ -89,6 +94,7 @@ def _of_pulls(off: str) -> Term:
 _SIBLINGS = _weighs(siblings_percent=routing_siblings.PERCENT)
 
 TERMS: Mapping[str, Term] = {
+    "room": Term(USUAL, USUAL, CELLS, replaced=_OFF_ROOM),
     "siblings": Term(_SIBLINGS, USUAL, routing_siblings.SIBLING_CELLS, CELLS),
     "store share": _of_stores(replaced=_OFF_SHARE),
     "stores": _of_stores(routing_stores.TODAY),
