@@ -146,8 +146,9 @@ class Ledger:
             ),
         )
         self.homes = Homes(secret)
-        hold = policy.hold
-        self.lines = Lines(secret, hold.bound_seconds, hold.max_requests)
+        most = policy.hold.max_requests
+        most_of_tenant = most if config.isolation is None else max(1, most // 2)
+        self.lines = Lines(secret, policy.hold.bound_seconds, most, most_of_tenant)
         self._config = config
         self._rules = policy
         self._samples = [sample_size(policy, is_alone=is_alone) for is_alone in (False, True)]

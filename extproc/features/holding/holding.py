@@ -5,6 +5,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 
@@ -31,22 +32,26 @@ STEP_SECONDS = 0.1
 # When the router stops, those that wait go on within this share of the time that is left.
 STOP_SHARE = 0.8
 
-# Most bytes of the bodies of those that wait.
+# Most bytes of the bodies of those that wait; of one tenant's, where tenants are kept apart, half.
 MOST_BYTES = 256 * MIB
 
 
 class Holding(Feature):
     """Has requests wait for room in the caches.
 
-    clock: that of the hold, in seconds. asked_seconds: for which the proxy is asked.
+    clock: that of the hold, in seconds. asked_seconds: for which the proxy is asked. tenants:
+    whether they are kept apart.
     """
 
-    def __init__(self, hold: Hold, asked_seconds: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, hold: Hold, asked_seconds: float, clock: Callable[[], float], *, tenants: bool = False
+    ) -> None:
         self._hold = hold
         self._asked_seconds = asked_seconds
         self._clock = clock
         self._waits: dict[Place, asyncio.Future[bool]] = {}
-        self._held_bytes = 0
+        self._held_bytes = Counter[int]()  # by tenant
+        self._tenants = tenants
         self._step_due: asyncio.TimerHandle | None = None
         self._stops_at = inf
         self._figures = HoldFigures(hold.waiting)
@@ -63,10 +68,18 @@ class Holding(Feature):
         if place is None:
             return None
         model, size = decision.model or "", len(request.body or b"")
-        if place is not NO_PLACE and self._held_bytes + size > MOST_BYTES:
+        if place is not NO_PLACE and not self._have_room(place, size):
             self._hold.leave(model, place, now)
             place = NO_PLACE
         return _Wait(self, model, place, size)
+
+    def _have_room(self, place: Place, size_bytes: int) -> bool:
+        """Returns whether a body of this size may wait."""
+        held = self._held_bytes
+        of_tenant = MOST_BYTES // 2 if self._tenants else MOST_BYTES
+        return (
+            held.total() + size_bytes <= MOST_BYTES and held[place.tenant] + size_bytes <= of_tenant
+        )
 
     async def wait(
         self, model: str, place: Place, size_bytes: int, ask_for_time: AskForTime
@@ -81,13 +94,14 @@ class Holding(Feature):
             return True
         waiting: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waits[place] = waiting
-        self._held_bytes += size_bytes
+        self._held_bytes[place.tenant] += size_bytes
         self._step_later()
         try:
             await asyncio.sleep(0)  # makes a task of the call
             return await waiting
         finally:
-            self._held_bytes -= size_bytes
+            self._held_bytes[place.tenant] -= size_bytes
+            self._held_bytes += Counter()  # without those that have none
             if self._waits.pop(place, None) is not None:  # nobody ended it, so the client left
                 now = self._clock()
                 self._hold.leave(model, place, now)
@@ -164,4 +178,5 @@ def holding(config: Config, parts: RouterParts) -> Holding | None:
     if not rules.enabled:
         return None
     hold = Hold(rules, lambda model: records_of(workers, model), parts.homes, parts.lines)
-    return Holding(hold, float(rules.envoy_seconds), workers.monotonic)
+    tenants = config.isolation is not None
+    return Holding(hold, float(rules.envoy_seconds), workers.monotonic, tenants=tenants)

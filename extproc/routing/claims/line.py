@@ -63,13 +63,14 @@ class Line:
     """Those who wait for room.
 
     bound_seconds: how long one waits at most, and how long an empty place is kept. most: how many
-    places of this router there are at most. places: how many of them there are. changes: of these,
-    so far.
+    places of this router there are at most. most_of_tenant: of one tenant, the same unless told.
+    places: how many of them there are. changes: of these, so far.
     """
 
-    def __init__(self, bound_seconds: float, most: int) -> None:
+    def __init__(self, bound_seconds: float, most: int, most_of_tenant: int | None = None) -> None:
         self._bound = bound_seconds
         self._most = most
+        self._most_of_tenant = most if most_of_tenant is None else most_of_tenant
         self._places: list[Place] = []  # of all routers
         self._by_key: dict[int, Place] = {}
         self.places = self.changes = 0
@@ -101,7 +102,7 @@ class Line:
     def join(
         self, key: int, tokens: float, level: int, tenant: int, now: float, follows: int = 0
     ) -> Place:
-        """Returns the place of a request that has to wait; `NO_PLACE` if the line is full.
+        """Returns the place of a request that has to wait; `NO_PLACE` if there is none for it.
 
         One that has a place already keeps its order. level: of its class, 0 for the one that goes
         first. The others are as in `Place`.
@@ -109,7 +110,7 @@ class Line:
         before = self._by_key.get(key)
         if before is not None and before.is_away:
             self._drop(before)
-        if self.places >= self._most:
+        if self.places >= self._most or self._places_of(tenant) >= self._most_of_tenant:
             return NO_PLACE
         if before is not None:
             order = before.order
@@ -118,6 +119,9 @@ class Line:
         place = Place(key, follows, tokens, tenant, order, now, now + self._bound)
         self._add(place)
         return place
+
+    def _places_of(self, tenant: int) -> int:
+        return sum(one.tenant == tenant and not one.router for one in self._places)
 
     def leave(self, place: Place, now: float) -> None:
         """Keeps a place at which nobody waits any more."""

@@ -38,14 +38,15 @@ class KnownLines(NamedTuple):
 class Lines:
     """The lines, by model; times are seconds of one monotonic clock.
 
-    secret: 64 random bits, the same for routers that share. bound_seconds, most: as in `Line`.
+    secret: 64 random bits, the same for routers that share. The others are as in `Line`.
     is_current: whether what other routers tell arrives here; also true if there are none.
     """
 
-    def __init__(self, secret: int, bound_seconds: float, most: int) -> None:
+    def __init__(
+        self, secret: int, bound_seconds: float, most: int, most_of_tenant: int | None = None
+    ) -> None:
         self._secret = secret
-        self._bound = bound_seconds
-        self._most = most
+        self._bounds = bound_seconds, most, most_of_tenant
         self._lines: dict[int, Line] = {}
         self._keys: dict[str, int] = {}
         self._limits: dict[int, float] = {}
@@ -148,7 +149,7 @@ class Lines:
     def _line(self, key: int) -> Line:
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = Line(self._bound, self._most)
+            line = self._lines[key] = Line(*self._bounds)
         return line
 
     def _end(self, key: int) -> None:

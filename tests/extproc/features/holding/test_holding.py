@@ -24,10 +24,10 @@ ASKED = BOUND + 10.0
 class Gate:
     """A full fleet, and the feature in front of it. asked: the times for which it asked."""
 
-    def __init__(self, most: int = 100) -> None:
+    def __init__(self, most: int = 100, *, tenants: bool = False) -> None:
         self.fleet = HeldFleet(most=most)
         self.fleet.fill()
-        self.feature = Holding(self.fleet.hold, ASKED, lambda: self.fleet.now)
+        self.feature = Holding(self.fleet.hold, ASKED, lambda: self.fleet.now, tenants=tenants)
         self.asked: list[float] = []
         self.request = PLAIN_REQUEST
 
@@ -118,6 +118,18 @@ async def test_bodies_of_those_that_wait_are_bounded(monkeypatch: pytest.MonkeyP
     again = gate.begin(2)
     await until(lambda: len(gate.asked) == 2)
     again.cancel()
+
+
+async def test_bodies_of_one_tenant_take_half_of_what_may_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("extproc.features.holding.holding.MOST_BYTES", 300)
+    gate = Gate(tenants=True)
+    gate.request = msgspec.structs.replace(PLAIN_REQUEST, body=bytes(100))
+    waiting = gate.begin(1)
+    await until(lambda: bool(gate.asked))
+    assert not await gate.wait_of(2).end(gate.grant)
+    waiting.cancel()
 
 
 async def test_those_that_wait_go_on_in_order_when_the_router_stops() -> None:

@@ -98,6 +98,13 @@ def test_line_has_room_for_so_many() -> None:
     assert keys_let_in(line) == [1, 2]
 
 
+def test_one_tenant_does_not_take_all_places() -> None:
+    line = Line(BOUND, 4, most_of_tenant=2)
+    places = [line.join(key, 1.0, 0, tenant, 0.0) for key, tenant in ((1, 7), (2, 7), (3, 7))]
+    assert [place is NO_PLACE for place in places] == [False, False, True]
+    assert line.join(4, 1.0, 0, 8, 0.0) is not NO_PLACE
+
+
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 9), st.sampled_from("ab"))))
 def test_line_is_bounded_and_empty_in_the_end(steps: list[tuple[int, int, str]]) -> None:
     line, now = Line(BOUND, 8), 0.0
