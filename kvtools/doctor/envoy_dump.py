@@ -59,6 +59,10 @@ class FilterContext(NamedTuple):
                 yield config, mapping(host)
 
 
+# The default of `CircuitBreakers.Thresholds.max_requests`.
+DEFAULT_MAX_REQUESTS = 1_024
+
+
 def judge_envoy(
     about: Subject, config: Config, dump: bytes, hosts: Hosts, workers: Mapping[str, str]
 ) -> Iterator[Finding]:
@@ -105,7 +109,7 @@ def _filters(about: Subject, config: Config, parts: object, hosts: Hosts) -> Ite
                 yield from judge_rewrites(about, config, around)
                 if _mode(ext_proc) != _DUPLEX:
                     yield from judge_buffers(about, config, around)
-                    yield from judge_holds(about, config, ext_proc, around)
+                yield from judge_holds(about, config, ext_proc, around)
     if not has_filter:
         yield about.wrong("envoy-no-ext-proc", "no listener has an ext_proc filter")
     elif not any(map(overrides, nodes(parts))):
@@ -285,6 +289,7 @@ def judge_router_cluster(
         if not cluster.get("transport_socket_matches"):
             contexts = list(typed(cluster.get("transport_socket"), _TLS))
             yield from _tls(about, f"cluster {name}", config.extproc.tls, contexts)
+        yield from _held_streams(about, config, cluster)
         at = hosts.get(str(name), {})
         yield from _router_place(about, config, str(name), at)
         yield from _routers_apart(about, config, cluster, at)
@@ -292,6 +297,18 @@ def judge_router_cluster(
             places = name_list(sorted(at))
             says = f"cluster {name}: all {sum(at.values())} connections to {places} failed"
             yield about.wrong("envoy-router-unreachable", says)
+
+
+def _held_streams(about: Subject, config: Config, cluster: Node) -> Iterator[Finding]:
+    """Yields a finding if requests that wait in the router may use up its cluster's streams."""
+    thresholds = listing(mapping(cluster.get("circuit_breakers")).get("thresholds"))
+    usual = [one for one in map(mapping, thresholds) if one.get("priority") in (None, "DEFAULT")]
+    limit = number(usual[0].get("max_requests") if usual else None, DEFAULT_MAX_REQUESTS)
+    waiting = config.policy.hold.max_requests * config.extproc.processes
+    if config.policy.hold.enabled and limit < 2 * waiting:
+        says = f"cluster {cluster.get('name')} has {limit} streams (circuit_breakers: max_requests)"
+        says += f", but {waiting} requests may wait in the router (policy.hold.max_requests)"
+        yield about.wrong("envoy-hold-requests", says)
 
 
 def _routers_apart(
@@ -445,7 +462,7 @@ def judge_holds(
         return
     needed = hold.envoy_seconds
     limit = seconds(ext_proc.get("max_message_timeout"), 0.0)
-    if limit < needed:
+    if limit < needed and _mode(ext_proc) != _DUPLEX:  # in which there is no such timeout
         says = f"max_message_timeout is {limit:g} s, but the router may ask for {needed} s"
         yield about.wrong("envoy-hold-message-timeout", f"{says} (policy.hold.bound_seconds)")
     for one in _llm_routes(around):

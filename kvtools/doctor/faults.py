@@ -305,6 +305,11 @@ FAULTS: Mapping[str, Fault] = {
         "set it ten seconds above `policy.hold.bound_seconds`, or to 0s; `idle_timeout` of a route"
         " counts instead of `stream_idle_timeout`",
     ),
+    "envoy-hold-requests": Fault(
+        "envoy",
+        "raise `circuit_breakers.thresholds.max_requests` of the router's cluster, as `kvsteer"
+        " envoy` does, or lower `policy.hold.max_requests`",
+    ),
     "envoy-fails-closed": Fault("envoy", "set `failure_mode_allow: true` in ext_proc"),
     "envoy-fails-open": Fault(
         "envoy", "set `failure_mode_allow: false` in ext_proc, or `isolation.fail: open`"

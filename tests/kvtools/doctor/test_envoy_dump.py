@@ -177,16 +177,24 @@ def test_response_headers_must_be_sent_for_accounting() -> None:
     assert [one.code for one in found] == ["envoy-response-headers"]
 
 
-def hold_codes(*, changes: Any = None, route: Any = None, **manager_: Any) -> list[str]:
+TO_ROUTER = {"grpc_service": {"envoy_grpc": {"cluster_name": "router"}}}
+MANY = {"thresholds": [{"max_requests": 100_000}]}
+
+
+def hold_codes(
+    *, changes: Any = None, route: Any = None, breakers: Any = None, **manager_: Any
+) -> list[str]:
     """The findings of an Envoy before a router that holds requests for up to two minutes."""
     holding = replace(CONFIG, policy=Policy(hold=HoldSettings(enabled=True, bound_seconds=120)))
     to_workers = {"cluster": "w", "timeout": "0s", "retry_policy": {"retry_on": "reset"}}
     routes = [{"match": {"prefix": "/"}, "route": to_workers | (route or {})}]
-    settings = ext_proc(max_message_timeout="130s") | (changes or {})
+    settings = ext_proc(max_message_timeout="130s") | TO_ROUTER | (changes or {})
     hosts = {"virtual_hosts": [host(routes=routes)]}
     one = manager(settings, route_config=hosts, **manager_)
     workers = {"@type": f"{TYPE}.config.cluster.v3.Cluster", "name": "w", "policies": [OVERRIDE]}
-    dump = {"configs": [{"filter_chains": [one]}, workers]}
+    router: dict[str, Any] = {"@type": f"{TYPE}.config.cluster.v3.Cluster", "name": "router"}
+    router |= {"http2_protocol_options": {}, "circuit_breakers": breakers or MANY}
+    dump = {"configs": [{"filter_chains": [one]}, workers, router]}
     found = judge_envoy(Subject("envoy"), holding, json.dumps(dump).encode(), {}, {})
     return [each.code for each in found]
 
@@ -204,6 +212,13 @@ def test_max_message_timeout_below_what_the_router_asks_for_is_found(limit: str 
     assert hold_codes(changes=streamed) == [""]
 
 
+@pytest.mark.parametrize("limit", [{}, {"max_requests": 1_023}, {"priority": "HIGH"}])
+def test_too_few_streams_for_held_requests_are_found(limit: dict[str, Any]) -> None:
+    few = {"thresholds": [limit]}
+    expected = ["envoy-hold-requests"] if "max_requests" in limit else [""]
+    assert hold_codes(breakers=few) == expected
+
+
 def test_limit_that_ends_held_requests_is_found() -> None:
     whole = {"common_http_protocol_options": {"max_stream_duration": "60s"}}
     for limits in ({"stream_idle_timeout": "60s"}, whole):
@@ -215,7 +230,6 @@ def test_limit_that_ends_held_requests_is_found() -> None:
 PLAIN = Config()
 ENCRYPTED = Config(extproc=ExtProc(tls=Tls(certificate="c", key="k")))
 TLS = {"typed_config": {"@type": f"{TYPE}.extensions.transport_sockets.tls.v3.UpstreamTlsContext"}}
-TO_ROUTER = {"grpc_service": {"envoy_grpc": {"cluster_name": "router"}}}
 CLUSTER = f"{TYPE}.config.cluster.v3.Cluster"
 OPTIONS = f"{TYPE}.extensions.upstreams.http.v3.HttpProtocolOptions"
 
