@@ -172,6 +172,8 @@ class Decision(msgspec.Struct, frozen=True):
     # Whose request it is, for the recorder and for responses that others continue; None if nobody
     # asks.
     tenant: Tenant | None = None
+    # How long it waited for room in the caches before.
+    held_seconds: float = 0.0
 
     @property
     def prefill(self) -> "Decision | None":

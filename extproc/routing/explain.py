@@ -69,6 +69,7 @@ def explanation_with(decision: Decision, shown: object) -> dict[str, Any]:
         "decided": decided(decision),
         "session": _session_worker(decision),
         "why": reason_sentence(decision),
+        "held_seconds": round(decision.held_seconds, 1),
         "prefill": _prefill(decision),
         "loads": loading_sentence(decision),
         "source": None if decision.source is None else decision.source._asdict(),
@@ -194,6 +195,8 @@ NOT_STEERED = "not steered, so the proxy chooses; otherwise"
 def reason_sentence(decision: Decision) -> str:
     """Returns the reason of a decision as a sentence."""
     words = _reason(decision)
+    if decision.held_seconds:
+        words += f"; it waited {decision.held_seconds:.0f} s for room"
     return words if decision.is_steered or not decision.pick else f"{NOT_STEERED} {words}"
 
 

@@ -23,7 +23,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from extproc.base.engine import Engine
 from extproc.base.errors import RequestError
@@ -242,11 +242,13 @@ class Router:
             except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
                 log_fault(log, "a feature failed with %s", error)
                 continue
-            timeline.pause(clock() - began)
+            held = clock() - began
+            timeline.pause(held)
             if not goes_on:
-                return without_room(decision), query
+                return replace(without_room(decision), held_seconds=held), query
             self._metrics.note_recomputed(decision, began)  # its conversation counted only before
             decision, query = self._decide(request, query, timeline, is_steered=is_steered)
+            decision = replace(decision, held_seconds=held)
         return decision, query
 
     def _record(self, decision: Decision, timeline: Timeline, head: Head, now: float) -> None:
@@ -309,7 +311,7 @@ class Router:
 
         named: the values of the trusted headers, by their names.
         """
-        head = msgspec.structs.replace(head, path=self.paths.seen(head.path))
+        head = replace(head, path=self.paths.seen(head.path))
         unkeyed = why_unkeyed(head.method, head.path)
         is_read = not unkeyed or (unkeyed == UNKEYED and self.preparation.is_needed)
         request = RoutingRequest(head, body if is_read else None, unkeyed)
@@ -550,7 +552,7 @@ class Router:
         )
         for dress in hooks.dress:
             decision = dress(decision)
-        return decision if is_steered else msgspec.structs.replace(decision, is_steered=False)
+        return decision if is_steered else replace(decision, is_steered=False)
 
     def _overlaps(self, query: Query) -> tuple[Sequence[Mapping[str, Overlap]], State]:
         """Returns what workers hold of each prompt, and the state of a worker's feeds by its name.

@@ -85,6 +85,7 @@ def test_explanation_holds_every_term_of_every_cost() -> None:
         "weighed_tokens": 100,
         "policy": "cost",
         "steered": True,
+        "held_seconds": 0.0,
         "session": None,
         "candidates": [
             {
@@ -154,6 +155,12 @@ def test_explanation_names_the_items_that_are_known() -> None:
             {"kind": "audio", "known": False, "exact": False, "tokens": 1_000},
         ],
     }
+
+
+def test_reason_sentence_says_how_long_a_request_waited_for_room() -> None:
+    made = structs.replace(decision(), held_seconds=41.7)
+    assert reason_sentence(made).endswith("; it waited 42 s for room")
+    assert explanation(made, lambda _: "live")["held_seconds"] == 41.7
 
 
 def test_reason_sentence_omits_costs_of_a_split_that_was_not_compared() -> None:

@@ -86,6 +86,7 @@ async def test_request_is_decided_anew_and_booked_after_its_wait(
     waiting.gate.set()
     assert b"10.0.0." in await task
     assert (in_flight(one), len(seen(one).decisions), len(recomputed)) == (1, 1, 1)
+    assert seen(one).decisions[0].held_seconds > 0
     exchange.close()
     assert in_flight(one) == 0
 
