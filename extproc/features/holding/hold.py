@@ -77,14 +77,16 @@ class Hold:
         why, tokens = recomputed_tokens(decision)
         evicted = tokens if why == EVICTED else 0.0
         self.limit(model).note(decision.basis.weighed_tokens, evicted, now)
-        own = own_tokens(decision)
+        own = self._own_tokens(decision)
         if own < LEAST_TOKENS or not self._may_wait(decision.of_class):
             return None
         occupancy = self._occupancy(model, now)
         if occupancy is None:
             return None
         need, counted = max(own, occupancy.usual), belonging.counted
-        free = self._free(model, occupancy) + (0.0 if counted is None else counted.own)
+        free = self._free(model, occupancy)
+        if counted is not None and belonging.home in self._names(model):
+            free += counted.own
         if need <= free and not self._is_awaited(model):
             return None
         line = self._lines.of(model)
@@ -155,6 +157,27 @@ class Hold:
         line = self._lines.find(model)
         return line is not None and line.is_awaited
 
+    def _own_tokens(self, decision: Decision) -> float:
+        """Returns what a request would fill of a cache and no worker holds; 0 if it goes nowhere.
+
+        Workers that may not answer, since they drain for instance, hold nothing of use.
+        """
+        basis = decision.basis
+        if not decision.is_steered or decision.verdict is not Verdict.STEER:
+            return 0.0
+        context, begins = basis.belonging.turn.context, basis.belonging.begins
+        if not begins and any(basis.excluded):
+            names, common = self._names(decision.model or ""), context.begun_with
+            most = max(
+                [one.saved for name, one in basis.claims.items() if name in names], default=0
+            )
+            begins = most - common < (basis.weighed_tokens - common) / 2
+        return context.own if begins else 0.0
+
+    def _names(self, model: str) -> frozenset[str]:
+        """Returns the names of a model's workers that may answer."""
+        return frozenset(one.worker for one in self._records(model) or ())
+
     def _may_wait(self, of_class: RequestClass | None) -> bool:
         """Returns whether requests of a class may wait."""
         named = self._classes
@@ -192,11 +215,3 @@ class Hold:
         may = allowed >= 1.0
         self._overflow[model] = allowed - may, now
         return may
-
-
-def own_tokens(decision: Decision) -> float:
-    """Returns what a request would fill of a cache and no worker holds; 0 if it goes nowhere."""
-    belonging = decision.basis.belonging
-    if not belonging.begins or not decision.is_steered or decision.verdict is not Verdict.STEER:
-        return 0.0
-    return belonging.turn.context.own

@@ -13,25 +13,30 @@ BOUND = 20
 
 
 class HeldFleet(Fleet):
-    """A fleet of three workers, and the hold in front of it. limit: what the caches hold."""
+    """A fleet of three workers, and the hold in front of it.
+
+    limit: what the caches hold. draining: the worker that gets no requests, "" for none.
+    """
 
     def __init__(self, most: int = 100, classes: Sequence[str] = ()) -> None:
         super().__init__()
         rules = HoldSettings(
             enabled=True, bound_seconds=BOUND, max_requests=most, classes=tuple(classes)
         )
-        self.is_known = True
+        self.is_known, self.draining = True, ""
         self.lines = Lines(1, BOUND, most)
         self.hold = Hold(rules, self.records, self.homes, self.lines)
         self.limit = self.hold.limit("m")
         self.limit.share = 1.0
 
     def records(self, _: str) -> Iterable[Holdings] | None:
-        return self.holdings.values() if self.is_known else None
+        known = [one for one in self.holdings.values() if one.worker != self.draining]
+        return known if self.is_known else None
 
     def ask(self, tokens: Sequence[int]) -> Place | None:
         """Returns the place of a request that must wait, None if it goes on."""
-        return self.hold.place_of(self.decide(tokens), self.now)
+        unfit = {f"{self.draining}:1": "draining"} if self.draining else {}
+        return self.hold.place_of(self.decide(tokens, unfit=unfit), self.now)
 
     def steps(self) -> list[tuple[int, str]]:
         """Returns how waits end now: the key of each place, and the outcome."""

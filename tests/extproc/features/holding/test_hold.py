@@ -59,6 +59,26 @@ def test_conversation_that_lost_its_cache_waits_and_counts_no_longer(fleet: Held
     assert fleet.live("a")[0] == 0
 
 
+def test_conversation_whose_worker_drains_waits_unless_another_one_holds_it(
+    fleet: HeldFleet,
+) -> None:
+    *_, last = conversation(101, 17_000, 3)
+    fleet.draining = "a"
+    place = fleet.ask(last)
+    assert place is not None
+    fleet.hold.give_up("m", place)
+    fleet.sent["b"].append(last)
+    assert fleet.ask(last) is None
+
+
+def test_what_a_conversation_counts_for_at_a_worker_that_drains_is_no_room(
+    fleet: HeldFleet,
+) -> None:
+    fleet.limit.share = 1.2
+    fleet.draining = "a"
+    assert fleet.ask(list(conversation(101, 17_000, 3))[-1]) is not None
+
+
 def test_who_came_first_is_let_in_first_when_there_is_room(fleet: HeldFleet) -> None:
     keys = [place.key for number in (1, 2, 3) if (place := fleet.ask(first(number)))]
     fleet.now += LIVE_SECONDS
