@@ -60,6 +60,7 @@ class Front:
 
     seconds: how long an answer takes. names_engine: whether it says which engine it runs. worker:
     the simulated one behind it, None before that starts. turns: all requests, oldest first.
+    may_answer: while it is not set, turns are only noted; a request for a title is answered.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class Front:
         self.worker: SimulatedWorker | None = None
         self.turns: list[Turn] = []
         self.faults: list[str] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
         self._seconds = seconds
         self._renderer = renderer
         self._names_engine = names_engine
@@ -109,6 +112,8 @@ class Front:
         except RefusedError as error:
             self.faults.append(str(error))
             return web.json_response({"error": {"message": str(error)}}, status=400)
+        if body.get("tools"):
+            await self.may_answer.wait()
         await asyncio.sleep(self._seconds)
         return await respond(request, body, usage, {"x-worker": self.endpoint})
 

@@ -58,6 +58,10 @@ PACKAGES: Mapping[str, Package] = {
     "pydantic-ai": Package("pydantic-ai-slim[openai,anthropic]"),
     "langchain": Package("langchain[openai,anthropic]"),
     "smolagents": Package("smolagents[openai]"),
+    "openai of Python": Package("openai"),
+    "anthropic of Python": Package("anthropic"),
+    "openai of Node": Package("openai", program="openai/index.mjs"),
+    "anthropic of Node": Package("@anthropic-ai/sdk", program="@anthropic-ai/sdk/index.mjs"),
 }
 PINNED = [name for name, package in PACKAGES.items() if package.version]
 
@@ -94,12 +98,20 @@ class Installed:
             if not python.exists():
                 raise MissingError(f"{package.name} is not in {self._folder}: {HOW}")
             return python
-        self._program_of("node", NODE)
+        self.node()
         return self._program_of(client, package)
+
+    def node(self) -> Path:
+        """Path of the installed Node.js.
+
+        Raises:
+            MissingError: it is not installed.
+        """
+        return self._program_of("node", NODE)
 
     def search_path(self) -> str:
         """Where programs are found: the installed Node.js first."""
-        return f"{self._program_of('node', NODE).parent}{os.pathsep}{os.environ['PATH']}"
+        return f"{self.node().parent}{os.pathsep}{os.environ['PATH']}"
 
     def version(self, client: str) -> str:
         """The version of a client that is installed."""

@@ -7,6 +7,7 @@ import signal
 from asyncio.subprocess import DEVNULL, STDOUT, Process
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tests.clients.install import Installed, pinned
@@ -33,14 +34,23 @@ class Session(NamedTuple):
         return self.code == 0 and LAST_WORDS in self.printed
 
 
-async def converse(client: str, number: int, url: str, folder: Path) -> Session:
+async def converse(
+    client: str,
+    number: int,
+    url: str,
+    folder: Path,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> Session:
     """Runs one conversation of a client with the model at an address, of one task.
+
+    variables: of its environment, besides those that all its conversations have.
 
     Raises:
         MissingError: the client is not installed.
     """
-    name = f"{client}-{number}"
-    (session,) = await say(client, name, STARTS[client](url), folder, [_TASK.format(name=name)])
+    name, usual = f"{client}-{number}", STARTS[client](url)
+    start = usual._replace(variables={**usual.variables, **variables})
+    (session,) = await say(client, name, start, folder, [_TASK.format(name=name)])
     return session
 
 
@@ -107,10 +117,11 @@ async def _run(command: list[str], home: Path, variables: Mapping[str, str], log
     try:
         return await asyncio.wait_for(process.wait(), SECONDS)
     finally:
-        _end(process)
+        await _end(process)
 
 
-def _end(process: Process) -> None:
+async def _end(process: Process) -> None:
     """Ends a client and whatever it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
