@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from routing_clients import Turn, turns_of
+from routing_clients import CHAT, Turn, turns_of
 from routing_closed_cells import Loop
 from routing_spans import Span, mean_and_p90
 
@@ -62,11 +62,13 @@ class LoopResult(NamedTuple):
 class _Asker:
     """A client, or a sub-agent. turn: the one that is due or under way, None after the last.
 
-    began: when the conversation of that turn was due. turns_ended: after the warm part.
+    may_wait: whether its requests may wait in the router. began: when the conversation of that turn
+    was due. turns_ended: after the warm part.
     """
 
     turns: Iterator[Turn]
     parent: "_Asker | None" = None
+    may_wait: bool = True
     open_forks: int = 0
     turn: Turn | None = None
     began: float = 0.0
@@ -104,7 +106,9 @@ class _Play:
 
     def run(self, seed: int) -> LoopResult:
         """Lets the clients ask until the time is up."""
-        self._clients = [_Asker(turns) for turns in clients_of(self.loop, seed)]
+        kinds = [kind for kind, count in self.loop.clients for _ in range(count)]
+        asked = zip(kinds, clients_of(self.loop, seed), strict=True)
+        self._clients = [_Asker(turns, may_wait=kind != CHAT) for kind, turns in asked]
         for asker in self._clients:
             self._proceed(asker, 0.0)
         self.proxy.fleet.run(self._arrivals(), self.proxy.pick, self._over)
@@ -141,8 +145,12 @@ class _Play:
                 self.proxy.fleet.advance_to(now, self._over)
                 continue
             request = self._next(now)
-            if request is not None and not self.proxy.must_wait(request, now):
+            if request is not None and not self._must_wait(request, now):
                 yield self._admitted(request, now)
+
+    def _must_wait(self, request: Request, now: float) -> bool:
+        """Returns whether a request waits in the router; those of people who chat do not."""
+        return self._asker_of[id(request)].may_wait and self.proxy.must_wait(request, now)
 
     def _next(self, now: float) -> Request | None:
         """Returns a request that is due now, or again."""
@@ -179,7 +187,7 @@ class _Play:
         forks = asker.turn.forks if asker.turn is not None else ()
         asker.open_forks = len(forks)
         for fork in forks:
-            self._proceed(_Asker(fork, asker), now)
+            self._proceed(_Asker(fork, asker, asker.may_wait), now)
         if not forks:
             self._proceed(asker, now)
         request.blocks = request.answer_blocks = ()  # they would take most of the memory

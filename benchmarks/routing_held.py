@@ -49,10 +49,11 @@ SEEDS = tuple(range(11, 21))
 METHOD = """\
 How: as benchmarks/routing_closed.py. The hold is the router's own code, with its defaults: 120 s at
 most, then a tenth of what fits goes on in 120 s and the others are refused; they come again after
-5 s, and keep their place. Times to the first token, and of conversations, include the wait; who
-still waits at the end has waited until then, and conversations that have not ended are estimated as
-Kaplan and Meier do. least_served: turns of the client that ranks tenth of a hundred from below.
-Seeds: others than those by which its constants were chosen.
+5 s, and keep their place. Chats never wait, as if their class were not named. Times to the first
+token, and of conversations, include the wait; who still waits at the end has waited until then, and
+conversations that have not ended are estimated as Kaplan and Meier do. least_served: turns of the
+client that ranks tenth of a hundred from below. Seeds: others than those by which its constants
+were chosen.
 """
 
 HEAD = (
