@@ -94,6 +94,7 @@ def _of_pulls(off: str) -> Term:
 _SIBLINGS = _weighs(siblings_percent=routing_siblings.PERCENT)
 
 TERMS: Mapping[str, Term] = {
+    "hits first": Term(USUAL._replace(hits_first=True), USUAL, ()),
     "room": Term(USUAL, USUAL, CELLS, replaced=_OFF_ROOM),
     "siblings": Term(_SIBLINGS, USUAL, routing_siblings.SIBLING_CELLS, CELLS),
     "store share": _of_stores(replaced=_OFF_SHARE),

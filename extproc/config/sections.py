@@ -234,6 +234,11 @@ class Classes:
     )
     default: str = setting("the class of requests that name none or an unknown one")
     of: tuple[ClassSettings, ...] = setting("the classes, two at least")
+    hits_first: bool = setting(
+        "true: within a class, requests of which much is cached overtake others in the engines' "
+        "queues",
+        default=False,
+    )
 
 
 # How much longer than a hold's bound a proxy waits: a busy router is late.

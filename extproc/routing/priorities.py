@@ -10,6 +10,14 @@ from extproc.base.engine import SGLANG, VLLM, Engine, Release
 
 PRIORITY_FIELD = "priority"
 
+# Within a class, who came first goes first, and each second that a prompt takes counts as if the
+# request had come so many seconds later.
+SECONDS_OF_PREFILL = 10.0
+
+# The priorities of a class are so many, from the configured one: tenths of seconds since 2026.
+CLASS_RANGE = 2**32
+EPOCH_SECONDS = 1_767_225_600.0
+
 _COMPLETIONS = ("/v1/completions", "/v1/chat/completions")
 
 
@@ -54,3 +62,13 @@ def priority_pin(engine: Engine, path: str) -> PriorityPin | None:
         if row.engine == engine.name and row.since <= engine.release and path in row.paths:
             found = row
     return found
+
+
+def priority_within(priority: int, wall_seconds: float, prefill_seconds: float) -> int:
+    """Returns the priority of a request within its class; lower ones go first.
+
+    priority: of the class, from 0 on. wall_seconds: when it came, since 1970, so that routers
+    agree. prefill_seconds: for which its worker computes its prompt.
+    """
+    seconds = wall_seconds - EPOCH_SECONDS + SECONDS_OF_PREFILL * prefill_seconds
+    return priority * CLASS_RANGE + min(CLASS_RANGE - 1, max(0, int(10 * seconds)))

@@ -86,6 +86,8 @@ class Request:
     is_own: bool = True
     # What its client names its conversation, "" if nothing.
     session: str = ""
+    # What the engines' queues are sorted by, before the order of arrival.
+    rank: float = 0.0
     # The engine that computes the prompt for the one that answers, -1 if the latter does so itself.
     prefill: int = -1
     # The request whose prompt this one computes for another engine.
@@ -219,6 +221,7 @@ def _common(blocks: Sequence[int], use: _Use) -> int:
 
 
 _arrival = attrgetter("at")
+_rank = attrgetter("rank")
 
 
 @dataclass(slots=True)
@@ -299,7 +302,7 @@ class ModelledEngine:
 
     def add(self, request: Request) -> None:
         """Adds a request that arrives."""
-        self.waiting.append(request)
+        insort(self.waiting, request, key=_rank)
         self._begin()
 
     def resume(self, request: Request) -> None:

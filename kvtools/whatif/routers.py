@@ -40,6 +40,7 @@ from extproc.routing.inputs.query import Query
 from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.endpoint_load import EndpointLoad, LoadSample, Ticket
 from extproc.routing.load.loads import PREFILL_TOKENS_PER_SECOND, Loads
+from extproc.routing.priorities import SECONDS_OF_PREFILL
 from extproc.routing.store_share import StoreShare
 from extproc.sharing.messages import keys_of, worker_id
 from extproc.sharing.other_routers import OtherRouters, SharedWorker
@@ -142,6 +143,8 @@ class Contestant(NamedTuple):
     max_age_seconds: float = math.inf
     # Who waits for room in the caches.
     hold: HoldSettings = HoldSettings()
+    # Whether engines compute first what came earlier and has less to compute.
+    hits_first: bool = False
 
 
 @dataclass(slots=True)
@@ -535,6 +538,9 @@ class _Router:
         decision = self._decide(request, now)
         self._turn += 1
         self.sent_tokens = decision.uncached_tokens
+        if self._contestant.hits_first:
+            seconds = decision.uncached_tokens / self._contestant.prefill_rate
+            request.rank = now + SECONDS_OF_PREFILL * seconds
         served = decision.pick[0]
         if now >= self._lost_at and served == _LOST:
             served = decision.pick[1]

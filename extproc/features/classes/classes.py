@@ -4,6 +4,7 @@ That a class counts only its own and higher ones as queued, and that it has a li
 part of the decision (`extproc.routing.load`, `extproc.routing.limits`).
 """
 
+import time
 from collections.abc import Callable, Collection, Sequence
 
 import msgspec
@@ -22,7 +23,7 @@ from extproc.requests.request import RoutingRequest, may_compute
 from extproc.requests.request_class import ClassTable, RequestClass
 from extproc.requests.trusted_headers import TrustedHeaders
 from extproc.routing.decision import Decision, Verdict
-from extproc.routing.priorities import PRIORITY_FIELD, priority_pin
+from extproc.routing.priorities import PRIORITY_FIELD, priority_pin, priority_within
 
 
 class ClassFeature(Feature):
@@ -30,7 +31,8 @@ class ClassFeature(Feature):
 
     engine: returns the engine of a worker, None if it is not known. engines_of: returns the names
     of the engines that a model's workers are known to run. note_shed: notes that a request of a
-    class was refused, since all workers are busy.
+    class was refused, since all workers are busy. speed: returns the prompt tokens that an endpoint
+    computes in a second. clock: seconds since 1970.
     """
 
     def __init__(
@@ -39,7 +41,12 @@ class ClassFeature(Feature):
         engine: Callable[[str], Engine | None],
         engines_of: Callable[[str], Collection[str]],
         note_shed: Callable[[str], None],
+        speed: Callable[[str], float],
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        self._rules = rules
+        self._speed = speed
+        self._clock = clock
         self._table = ClassTable(rules)
         self.headers = (self._table.header,)
         self._engine = engine
@@ -70,7 +77,19 @@ class ClassFeature(Feature):
         """
         if not decision.is_steered and len(set(self._engines_of(decision.model or ""))) > 1:
             return NOTHING_WRITTEN
-        return written_priority(decision.of_class, self._engine(decision.worker), path, body)
+        of_class = decision.of_class
+        if of_class is None:
+            return NOTHING_WRITTEN
+        priority = self._priority(decision, of_class)
+        return written_priority(priority, self._engine(decision.worker), path, body)
+
+    def _priority(self, decision: Decision, of_class: RequestClass) -> int:
+        """Returns the number by which a request is sorted; lower ones go first."""
+        if not self._rules.hits_first:
+            return of_class.priority
+        speed = self._speed(decision.pick[0]) if decision.pick else 0.0
+        seconds = decision.uncached_tokens / speed if speed else 0.0
+        return priority_within(of_class.priority, self._clock(), seconds)
 
     def note_end(
         self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_sent: bool
@@ -91,7 +110,8 @@ def classes(config: Config, parts: RouterParts) -> ClassFeature | None:
     if rules is None:
         return None
     fleet = parts.workers.candidates
-    return ClassFeature(rules, fleet.engine, fleet.engines_of, parts.metrics.note_shed)
+    speed = parts.loads.tokens_per_second
+    return ClassFeature(rules, fleet.engine, fleet.engines_of, parts.metrics.note_shed, speed)
 
 
 def is_told_by_header(engines: Collection[Engine | None], path: str) -> bool:
@@ -103,21 +123,20 @@ def is_told_by_header(engines: Collection[Engine | None], path: str) -> bool:
     return bool(pins) and all(pin is not None and not pin.in_body for pin in pins)
 
 
-def written_priority(
-    of_class: RequestClass | None, engine: Engine | None, path: str, body: Body | None
-) -> Written:
-    """Returns what tells an engine the priority of a class.
+def written_priority(priority: int, engine: Engine | None, path: str, body: Body | None) -> Written:
+    """Returns what tells an engine a priority.
 
-    engine: None if it is unknown; then nothing is told. body: None if it must not be changed.
+    priority: lower ones go first. engine: None if it is unknown; then nothing is told. body: None
+    if it must not be changed.
     """
-    if of_class is None or engine is None:
+    if engine is None:
         return NOTHING_WRITTEN
     pin = priority_pin(engine, path)
     if pin is None:
         return NOTHING_WRITTEN
-    priority = pin.sign * of_class.priority
+    signed = pin.sign * priority
     if not pin.in_body:
-        return Written(((PRIORITY, str(priority)),))
+        return Written(((PRIORITY, str(signed)),))
     if body is None:
         return NOTHING_WRITTEN
-    return Written(body=with_fields(body, {PRIORITY_FIELD: priority}))
+    return Written(body=with_fields(body, {PRIORITY_FIELD: signed}))

@@ -1,9 +1,17 @@
 """How requests name their priority to each engine."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from extproc.base.engine import Engine, Release
-from extproc.routing.priorities import apis_without_priority, priority_pin
+from extproc.config.sections import MAX_NUMBER
+from extproc.routing.priorities import (
+    EPOCH_SECONDS,
+    apis_without_priority,
+    priority_pin,
+    priority_within,
+)
 
 CHAT = "/v1/chat/completions"
 
@@ -51,3 +59,23 @@ def test_apis_without_priority_are_those_on_which_it_is_not_read(
     engine: Engine, paths: list[str]
 ) -> None:
     assert apis_without_priority(engine) == paths
+
+
+ARRIVALS = st.tuples(st.floats(EPOCH_SECONDS, 2**31), st.floats(0.0, 1e4))
+
+
+@given(st.integers(0, MAX_NUMBER - 1), ARRIVALS, ARRIVALS)
+def test_class_that_goes_first_is_never_overtaken(
+    priority: int, one: tuple[float, float], other: tuple[float, float]
+) -> None:
+    assert priority_within(priority, *one) < priority_within(priority + 1, *other) < 2**63
+
+
+def test_within_a_class_a_hit_overtakes_and_nobody_for_long() -> None:
+    now = EPOCH_SECONDS + 1e6
+    computed, hit, later = (
+        priority_within(3, now, 4.0),
+        priority_within(3, now + 5.0, 0.1),
+        priority_within(3, now + 40.5, 0.1),
+    )
+    assert hit < computed < later

@@ -35,6 +35,14 @@ def test_engine_answers_at_most_max_running_requests_at_once() -> None:
     assert second > first + 200 * 0.01  # the first answer is complete only then
 
 
+def test_engine_computes_lower_ranks_first_and_equal_ones_in_order() -> None:
+    requests = [request(0.0, 100 * number) for number in range(4)]
+    for one, rank in zip(requests, (0.0, 9.0, 5.0, 5.0), strict=True):
+        one.rank = rank
+    times = served(ModelledFleet([SPEED], 1_000, 0.0), *requests)
+    assert sorted(range(4), key=times.__getitem__) == [0, 2, 3, 1]
+
+
 def test_prompt_waits_for_room_in_the_cache() -> None:
     speed = ModelledSpeed(1_000.0, 1_000, 0.01, 0.0)
     roomy, tight = (

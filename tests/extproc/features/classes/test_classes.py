@@ -12,7 +12,7 @@ from extproc.features.classes.classes import is_told_by_header, written_priority
 from extproc.features.feature import NOTHING_WRITTEN
 from extproc.observing.class_report import class_figures
 from extproc.pb.kvsteer_ext_proc_pb2 import HeaderValue, ProcessingMode, ProcessingResponse
-from extproc.requests.request_class import RequestClass
+from extproc.routing.priorities import CLASS_RANGE
 from extproc.serving.exchange import Exchange, Service
 from extproc.serving.preparation import INLINE_BYTES
 from tests.extproc.messages import answers_of, body, head
@@ -235,20 +235,26 @@ async def test_request_that_calls_no_model_has_no_class(closing: list[Service]) 
 
 
 @pytest.mark.parametrize(
-    ("of_class", "engine", "path"),
-    [
-        (None, Engine("vllm", Release(0, 32)), PATH),
-        (RequestClass("a", 0, 0, None), None, PATH),
-        (RequestClass("a", 0, 0, None), Engine("vllm", Release(0, 32)), "/score"),
-    ],
+    ("engine", "path"), [(None, PATH), (Engine("vllm", Release(0, 32)), "/score")]
 )
-def test_priority_is_named_only_where_it_is_read(
-    of_class: RequestClass | None, engine: Engine | None, path: str
-) -> None:
-    assert written_priority(of_class, engine, path, b"{}") == NOTHING_WRITTEN
+def test_priority_is_named_only_where_it_is_read(engine: Engine | None, path: str) -> None:
+    assert written_priority(10, engine, path, b"{}") == NOTHING_WRITTEN
+
+
+async def test_hits_go_first_within_their_class(closing: list[Service]) -> None:
+    one = of(
+        f"models: [{{name: m}}]\nworkers: [{{endpoint: '10.0.0.1:1', engine: {VLLM}}}]\n"
+        f"{RULES}    hits_first: true\n"
+    )
+    closing.append(one)
+    priorities = []
+    for prompt in ([1] * 3_000, [1, 2]):
+        exchange, answer = await opened(one, "batch", prompt=prompt)
+        priorities.append(int(changes(answer)[0]["x-vllm-priority"]))
+        exchange.close()
+    assert 11 * CLASS_RANGE > priorities[0] > priorities[1] >= 10 * CLASS_RANGE
 
 
 def test_priority_is_not_written_into_a_body_that_must_not_change() -> None:
-    one = RequestClass("a", 0, 3, None)
     engine = Engine("sglang", Release(0, 5, 23))
-    assert written_priority(one, engine, PATH, None) == NOTHING_WRITTEN
+    assert written_priority(10, engine, PATH, None) == NOTHING_WRITTEN
