@@ -38,7 +38,7 @@ these cells have none.
 USUAL = Contestant("cost", "cost", expects=True, learns=True)
 
 # Some 95 agents' contexts fill the caches of eight engines.
-LOOPS = tuple(agents(count, 2_500.0, 1_000.0) for count in (64, 96, 128))
+LOOPS = tuple(agents(count, 2_500.0, 1_000.0) for count in (64, 96, 128, 160))
 QUICK_LOOPS = (agents(96, 900.0, 400.0),)
 SMOKE_LOOPS = (agents(8, 120.0, 40.0),)
 
