@@ -18,6 +18,10 @@ STEP_SECONDS = 5.0
 # By how much it falls in one step, and rises at most: while nothing is evicted.
 FALL, RISE = 0.97, 0.04
 
+# It never falls below this: what is evicted while live conversations fill less is not evicted for
+# lack of room, and whoever waited would wait in vain. Nor could it rise from 0 again.
+LEAST_SHARE = 0.5
+
 
 class Limit:
     """The learned limit of one model's caches. share: may be infinite: nobody waits.
@@ -51,7 +55,7 @@ class Limit:
             return
         self._stepped_at = now
         if self.evicted_share > EVICTED_SHARE:
-            self.share = min(self.share, filled) * FALL
+            self.share = max(LEAST_SHARE, min(self.share, filled) * FALL)
         elif is_awaited:
             self.share *= 1.0 + RISE * (1.0 - self.evicted_share / EVICTED_SHARE)
         elif self.share < filled:

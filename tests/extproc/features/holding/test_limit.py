@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from extproc.features.holding.limit import (
     EVICTED_SHARE,
     FALL,
+    LEAST_SHARE,
     MEMORY_SECONDS,
     RISE,
     STEP_SECONDS,
@@ -37,7 +38,7 @@ def test_there_is_no_limit_while_little_is_evicted(
     assert Learned().pass_(filled, evicted, steps=steps) == inf
 
 
-@given(st.floats(0.1, 5.0), st.floats(EVICTED_SHARE + 0.01, 1.0), st.integers(1, 50))
+@given(st.floats(0.6, 5.0), st.floats(EVICTED_SHARE + 0.01, 1.0), st.integers(1, 50))
 def test_limit_falls_below_what_is_filled_while_much_is_evicted(
     filled: float, evicted: float, steps: int
 ) -> None:
@@ -61,8 +62,18 @@ def test_limit_falls_and_rises_by_no_more_than_a_step(
     learned = Learned()
     for filled, evicted, waits in steps:
         before, after = learned.limit.share, learned.pass_(filled, evicted, waits=waits)
-        assert after >= min(before, filled) * FALL
+        assert after >= min(before, filled) * FALL or after == LEAST_SHARE
         assert after <= max(before * (1.0 + RISE), filled)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 1.0), st.booleans()), max_size=60))
+def test_limit_never_falls_so_low_that_it_cannot_rise_again(
+    steps: list[tuple[float, float, bool]],
+) -> None:
+    learned = Learned()
+    for filled, evicted, waits in steps:
+        assert learned.pass_(filled, evicted, waits=waits) >= LEAST_SHARE
+    assert learned.pass_(0.0, 0.0, steps=60, waits=True) > 1.0
 
 
 def test_limit_stays_while_nobody_waits_below_it() -> None:
