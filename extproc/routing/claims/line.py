@@ -74,8 +74,6 @@ class Line:
         self._places: list[Place] = []  # of all routers
         self._by_key: dict[int, Place] = {}
         self.places = self.changes = 0
-        self._turn = 1  # of the one that went on last
-        self._turns: dict[int, int] = {}  # the last one of each tenant that has a place
 
     def __len__(self) -> int:
         """Returns how many wait at this router."""
@@ -109,16 +107,23 @@ class Line:
         """
         before = self._by_key.get(key)
         if before is not None and before.is_away:
-            self._drop(before)
+            self.remove(before)
         if self.places >= self._most or self._places_of(tenant) >= self._most_of_tenant:
             return NO_PLACE
         if before is not None:
             order = before.order
         else:
-            order = level, max(self._turn, self._turns.get(tenant, 0) + 1), now
+            order = level, self._turn(level, tenant), now
         place = Place(key, follows, tokens, tenant, order, now, now + self._bound)
         self._add(place)
         return place
+
+    def _turn(self, level: int, tenant: int) -> int:
+        """Returns the turn of a request that comes: behind its tenant's, not before who is next."""
+        others = [one for one in self._places if one.order[0] == level]
+        first = next((one.order[1] for one in others if not one.is_away), 1)
+        last = max((one.order[1] for one in others if one.tenant == tenant), default=0)
+        return max(first, last + 1)
 
     def _places_of(self, tenant: int) -> int:
         return sum(one.tenant == tenant and not one.router for one in self._places)
@@ -151,13 +156,17 @@ class Line:
         late = [one for one in self._places if now >= one.until]
         for one in late:
             if one.is_away:
-                self._drop(one)
+                self.remove(one)
         return [one for one in late if not one.is_away]
 
     def remove(self, place: Place) -> None:
-        """Gives up the place of a request that goes on."""
-        self._turn = max(self._turn, place.order[1])
-        self._drop(place)
+        """Gives up a place."""
+        self._places.remove(place)
+        if self._by_key.get(place.key) is place:
+            del self._by_key[place.key]
+        if not place.router:
+            self.places -= 1
+            self.changes += 1
 
     def known(self, now: float) -> Iterator[KnownPlace]:
         """Yields the places of this router as others are to know them, the next one first."""
@@ -174,31 +183,18 @@ class Line:
         A place that was taken over here is not its any more.
         """
         for one in [one for one in self._places if one.router == router]:
-            self._drop(one)
+            self.remove(one)
         for key, follows, tokens, tenant, level, turn, waited, is_away in places:
             if is_away and key in self._by_key:
                 continue
             order = level, turn, now - waited
             self._add(Place(key, follows, tokens, tenant, order, now, inf, is_away, router))
-        if self._places:  # who goes next anywhere has no earlier turn than who went last
-            self._turn = max(self._turn, min(one.order[1] for one in self._places))
 
     def _add(self, place: Place) -> None:
         insort(self._places, place, key=lambda one: one.order)
-        self._turns[place.tenant] = max(place.order[1], self._turns.get(place.tenant, 0))
         if place.router:
             self._by_key.setdefault(place.key, place)
             return
         self._by_key[place.key] = place
         self.places += 1
         self.changes += 1
-
-    def _drop(self, place: Place) -> None:
-        self._places.remove(place)
-        if self._by_key.get(place.key) is place:
-            del self._by_key[place.key]
-        if all(one.tenant != place.tenant for one in self._places):
-            del self._turns[place.tenant]
-        if not place.router:
-            self.places -= 1
-            self.changes += 1

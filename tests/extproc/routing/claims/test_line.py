@@ -15,7 +15,7 @@ def keys_let_in(line: Line, room: float = EVERYTHING) -> Sequence[int]:
     return [one.key for one in line.let_in(room)]
 
 
-def joined(*requests: tuple[int, str], level: int = 0, most: int = 100) -> Line:
+def joined(*requests: tuple[int, str], level: int = 0, most: int = 200) -> Line:
     """A line of requests, each with its key and tenant, that need a token each."""
     line = Line(BOUND, most)
     for key, tenant in requests:
@@ -44,6 +44,32 @@ def test_tenant_that_has_nothing_in_the_line_waits_for_one_of_each_other(
     line = joined(*((key, name) for key, name in enumerate(before, 1) if name != tenant))
     line.join(100, 1.0, 0, ord(tenant), 0.0)
     assert keys_let_in(line).index(100) <= len(set(before) - {tenant})
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40))
+def test_tenant_that_asks_again_and_again_gets_every_other_turn_at_most(asks: list[bool]) -> None:
+    line = joined(*((key, "a") for key in range(100)))
+    went = []
+    for key, does_ask in enumerate([*asks, True, True, True], 100):
+        went += keys_let_in(line, 1.0)
+        if does_ask:
+            line.join(key, 1.0, 0, ord("b"), float(key))
+    assert [one >= 100 for one in went].count(True) <= len(went) / 2
+
+
+@given(st.integers(0, 9))
+def test_who_gives_up_a_place_brings_no_tenant_behind_another(given_up: int) -> None:
+    line = joined(*((key, "a") for key in range(10)))
+    line.remove([*line.waiting()][given_up])
+    line.join(100, 1.0, 0, ord("b"), 1.0)
+    assert keys_let_in(line).index(100) == 1
+
+
+def test_turns_of_one_class_are_none_of_another() -> None:
+    line = joined(*((key, "a") for key in range(10)), level=1)
+    for key, tenant in ((100, "b"), (101, "b"), (102, "a")):
+        line.join(key, 1.0, 0, ord(tenant), 1.0)
+    assert keys_let_in(line)[:3] == [100, 102, 101]
 
 
 def test_class_that_goes_first_overtakes() -> None:
