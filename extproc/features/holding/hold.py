@@ -29,6 +29,10 @@ from extproc.routing.recomputed import EVICTED, recomputed_tokens
 # What fills less of a cache goes on at once.
 LEAST_TOKENS = 1_024.0
 
+# Nobody waits for more than this share of what live conversations may fill: there may never be more
+# while others that are not held come and go.
+MOST_SHARE = 0.5
+
 # Of the conversations that fit into the caches, the share that goes on once in `bound_seconds`
 # although there is no room, because it has waited for as long.
 OVERFLOW_SHARE = 0.1
@@ -108,8 +112,11 @@ class Hold:
         for model, line in self._lines.each():
             occupancy = self._occupancy(model, now)
             # where it is not known any more what lives, nobody waits
-            free = inf if occupancy is None else self._free(model, occupancy)
-            for place in line.let_in(free):
+            free = most = inf
+            if occupancy is not None:
+                free = self._free(model, occupancy)
+                most = MOST_SHARE * self._lines.limit(model) * occupancy.room
+            for place in line.let_in(free, most):
                 self._entering[model] += place.tokens
                 yield model, place, LET_IN
             for place in line.overdue(now):

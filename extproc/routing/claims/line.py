@@ -15,6 +15,10 @@ from typing import NamedTuple
 
 import msgspec
 
+# A place that has been empty for so long is given up if it is the last one: clients that were
+# refused come again within 40 s or so (docs/more-agents-than-cache.md).
+RETURN_SECONDS = 45.0
+
 # What places are ordered by: the class, the tenant's turn, when the conversation came.
 Order = tuple[int, int, float]
 
@@ -64,7 +68,7 @@ class Line:
 
     bound_seconds: how long one waits at most, and how long an empty place is kept. most: how many
     places of this router there are at most. most_of_tenant: of one tenant, the same unless told.
-    places: how many of them there are. changes: of these, so far.
+    places: how many of them there are, empty ones included. changes: of these, so far.
     """
 
     def __init__(self, bound_seconds: float, most: int, most_of_tenant: int | None = None) -> None:
@@ -106,14 +110,12 @@ class Line:
         first. The others are as in `Place`.
         """
         before = self._by_key.get(key)
-        if before is not None and before.is_away:
+        # another router gives up its own, and only once it is told of this one
+        if before is not None and before.is_away and not before.router:
             self.remove(before)
-        if self.places >= self._most or self._places_of(tenant) >= self._most_of_tenant:
+        if not self._make_room(tenant, now):
             return NO_PLACE
-        if before is not None:
-            order = before.order
-        else:
-            order = level, self._turn(level, tenant), now
+        order = before.order if before is not None else (level, self._turn(level, tenant), now)
         place = Place(key, follows, tokens, tenant, order, now, now + self._bound)
         self._add(place)
         return place
@@ -125,26 +127,44 @@ class Line:
         last = max((one.order[1] for one in others if one.tenant == tenant), default=0)
         return max(first, last + 1)
 
-    def _places_of(self, tenant: int) -> int:
-        return sum(one.tenant == tenant and not one.router for one in self._places)
+    def _make_room(self, tenant: int, now: float) -> bool:
+        """Returns whether there is a place for one more, if need be the one that is longest empty.
+
+        Those who left a moment ago are expected back.
+        """
+        crowd = [one for one in self._places if not one.router]
+        of_tenant = [one for one in crowd if one.tenant == tenant]
+        if len(of_tenant) >= self._most_of_tenant:
+            crowd = of_tenant
+        elif len(crowd) < self._most:
+            return True
+        over = now + self._bound - RETURN_SECONDS
+        empty = [one for one in crowd if one.is_away and one.until <= over]
+        if not empty:
+            return False
+        self.remove(min(empty, key=lambda one: one.until))
+        return True
 
     def leave(self, place: Place, now: float) -> None:
         """Keeps a place at which nobody waits any more."""
         place.is_away, place.until = True, now + self._bound
         self.changes += 1
 
-    def let_in(self, room: float) -> Sequence[Place]:
+    def let_in(self, room: float, most: float = inf) -> Sequence[Place]:
         """Removes the first that wait, as many as there is room for in tokens; returns them.
 
-        Room for those that wait before them at other routers is left.
+        Room for those that wait before them at other routers is left. most: tokens for which one
+        waits at most, whatever it needs: otherwise one that needs more than there ever is would
+        keep all back.
         """
         found: list[Place] = []
         for one in self._places:
             if one.is_away:
                 continue
-            if one.tokens > room:
+            needed = min(one.tokens, most)
+            if needed > room:
                 break
-            room -= one.tokens
+            room -= needed
             if not one.router:
                 found.append(one)
         for one in found:

@@ -93,6 +93,16 @@ def test_room_is_given_once(fleet: HeldFleet) -> None:
     assert fleet.hold.waiting() == {"m": 5}
 
 
+def test_request_that_needs_more_than_there_ever_is_keeps_nobody_back(fleet: HeldFleet) -> None:
+    fleet.limit.share = 0.5
+    big, small = fleet.ask(first(1, 70_000)), fleet.ask(first(2))
+    assert big is not None
+    assert small is not None
+    for one in fleet.holdings.values():
+        one.contexts = LiveContexts()
+    assert fleet.steps() == [(big.key, LET_IN), (small.key, LET_IN)]
+
+
 def test_those_who_reach_the_bound_go_on_a_few_at_a_time_or_are_refused(fleet: HeldFleet) -> None:
     keys = [place.key for number in (1, 2) if (place := fleet.ask(first(number)))]
     fleet.now += BOUND

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.claims.line import NO_PLACE, Line
+from extproc.routing.claims.line import NO_PLACE, RETURN_SECONDS, Line
 
 BOUND = 10.0
 EVERYTHING = float("inf")
@@ -122,6 +122,28 @@ def test_line_has_room_for_so_many() -> None:
     line = joined((1, " "), (2, " "), (3, " "), most=2)
     assert line.join(4, 1.0, 0, 0, 0.0) is NO_PLACE
     assert keys_let_in(line) == [1, 2]
+
+
+def test_places_of_those_who_do_not_come_again_keep_nobody_out() -> None:
+    line = Line(4 * RETURN_SECONDS, 3)
+    for key in (1, 2, 3):
+        line.leave(line.join(key, 1.0, 0, 0, 0.0), float(key))
+    assert line.join(4, 1.0, 0, 0, RETURN_SECONDS) is NO_PLACE
+    assert line.join(4, 1.0, 0, 0, RETURN_SECONDS + 2.0) is not NO_PLACE
+    again = [line.join(key, 1.0, 0, 0, RETURN_SECONDS + 2.5) for key in (3, 2, 1)]
+    assert [place is NO_PLACE for place in again] == [False, False, True]
+
+
+@given(st.floats(0.0, 100.0), st.lists(st.floats(0.0, 1_000.0), max_size=10))
+def test_one_that_needs_more_than_most_goes_on_with_room_for_that(
+    room: float, needs: list[float]
+) -> None:
+    line = Line(BOUND, 100)
+    for key, tokens in enumerate(needs, 1):
+        line.join(key, tokens, 0, 0, 0.0)
+    went = line.let_in(room, 10.0)
+    assert len(went) >= min(len(needs), room // 10)
+    assert sum(min(one.tokens, 10.0) for one in went) <= room + 1e-6
 
 
 def test_one_tenant_does_not_take_all_places() -> None:
