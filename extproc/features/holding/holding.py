@@ -6,7 +6,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 
 from prometheus_client.registry import Collector
@@ -28,6 +28,9 @@ log = logging.getLogger("kvsteer.decision")
 
 # How often it is checked whether there is room.
 STEP_SECONDS = 0.1
+
+# How often it is looked at which workers may answer.
+LOOK_SECONDS = 0.25
 
 # When the router stops, those that wait go on within this share of the time that is left.
 STOP_SHARE = 0.8
@@ -159,7 +162,27 @@ class _Wait(Wait):
         return await self._holding.wait(self._model, self._place, self._size_bytes, ask_for_time)
 
 
-def records_of(workers: Workers, model: str) -> Iterable[Holdings] | None:
+class LatestRecords:
+    """The records of the workers that may answer, by model, as they were a moment ago.
+
+    To look at a thousand workers takes some milliseconds, which each request that begins would pay.
+    """
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self._known: dict[str, tuple[float, Sequence[Holdings] | None]] = {}
+
+    def __call__(self, model: str) -> Sequence[Holdings] | None:
+        """Returns the same as `records_of`, of `LOOK_SECONDS` ago at most."""
+        now = self._workers.monotonic()
+        looked_at, records = self._known.get(model, (-inf, None))
+        if now - looked_at >= LOOK_SECONDS:
+            records = records_of(self._workers, model)
+            self._known[model] = now, records
+        return records
+
+
+def records_of(workers: Workers, model: str) -> Sequence[Holdings] | None:
     """Returns the records of a model's workers that may answer; None if a feed is not live."""
     candidates, names = workers.candidates, []
     draining = candidates.draining()
@@ -169,7 +192,7 @@ def records_of(workers: Workers, model: str) -> Iterable[Holdings] | None:
         if candidates.state(one.name) != "live":
             return None
         names.append(one.name)
-    return map(candidates.holdings, names) if names else None
+    return [*map(candidates.holdings, names)] or None
 
 
 def holding(config: Config, parts: RouterParts) -> Holding | None:
@@ -177,6 +200,6 @@ def holding(config: Config, parts: RouterParts) -> Holding | None:
     rules, workers = config.policy.hold, parts.workers
     if not rules.enabled:
         return None
-    hold = Hold(rules, lambda model: records_of(workers, model), parts.homes, parts.lines)
+    hold = Hold(rules, LatestRecords(workers), parts.homes, parts.lines)
     tenants = config.isolation is not None
     return Holding(hold, float(rules.envoy_seconds), workers.monotonic, tenants=tenants)

@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from extproc.config.reader import parse
 from extproc.features.feature import Wait
-from extproc.features.holding.holding import Holding, records_of
+from extproc.features.holding import holding
+from extproc.features.holding.holding import LOOK_SECONDS, Holding, LatestRecords, records_of
 from extproc.fleet.workers import Workers
 from extproc.requests.request import PLAIN_REQUEST
 from kvstate.fleet import FollowedWorkers
@@ -169,6 +170,20 @@ async def test_records_are_those_of_workers_that_are_up_and_live() -> None:
     workers = Workers(parse(CONFIG, "c"), FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
     assert records_of(workers, "m") is None
     assert records_of(workers, "unknown") is None
+
+
+async def test_workers_that_may_answer_are_looked_at_from_time_to_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = [0.0, LOOK_SECONDS / 2, LOOK_SECONDS, 1.4 * LOOK_SECONDS]
+    looked: list[str] = []
+    followed = FollowedWorkers(12345678, lambda: 0.0)
+    workers = Workers(parse(CONFIG, "c"), followed, lambda _: [])
+    monkeypatch.setattr(workers, "monotonic", iter(times).__next__)
+    monkeypatch.setattr(holding, "records_of", lambda _, model: looked.append(model))
+    latest = LatestRecords(workers)
+    assert [latest("m") for _ in times] == [None] * 4
+    assert len(looked) == 2
 
 
 def test_feature_is_made_only_if_it_is_enabled() -> None:
