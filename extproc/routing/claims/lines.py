@@ -6,14 +6,14 @@ another router would have lost his place.
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from math import inf
 from typing import NamedTuple
 
 from extproc.routing.claims.line import KnownPlace, Line
 from extproc.routing.claims.marks import root_key
 
-# Most places that are told to other routers, the first ones.
+# Most places that are told to other routers, the first ones of each line.
 MOST_TOLD = 64
 
 
@@ -120,9 +120,13 @@ class Lines:
         return KnownLines(dict(self._limits), list(islice(self._known(now), MOST_TOLD)))
 
     def _known(self, now: float) -> Iterator[ModelPlace]:
-        for model, line in self._lines.items():
-            for place in line.known(now):
-                yield ModelPlace(model, place)
+        known = [
+            (ModelPlace(model, place) for place in line.known(now))
+            for model, line in self._lines.items()
+        ]
+        # in turns, so that a long line leaves room for those of other models
+        for places in zip_longest(*known):
+            yield from filter(None, places)
 
     def learn(self, router: str, known: KnownLines, now: float) -> None:
         """Notes what another router tells, in the place of what it told before."""

@@ -129,6 +129,18 @@ def test_only_the_first_places_are_told() -> None:
     assert [each.place.key for each in known.places] == list(range(MOST_TOLD))
 
 
+def test_long_line_of_one_model_leaves_room_to_tell_of_another() -> None:
+    (one,) = sharing(1)
+    for key in range(2 * MOST_TOLD):
+        one.of("m").join(key, 1.0, 0, 0, float(key))
+    for key in (1_000, 1_001):
+        one.of("another").join(key, 1.0, 0, 0, 300.0)
+    known = one.take(400.0)
+    assert known is not None
+    assert {1_000, 1_001} < {each.place.key for each in known.places}
+    assert len(known.places) == MOST_TOLD
+
+
 def test_places_of_other_routers_fill_no_line() -> None:
     one, other = sharing(2)
     for key in range(3):
