@@ -208,7 +208,8 @@ class HomeReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     conversation's request before it, empty if there is none. ages: of those known, how long they
     have been, in seconds, 4 bytes each. The others are of a turn: the tokens that its conversation
     holds, its own and those that it shares, and the key of these; where its prompt ends, as the key
-    of the last mark before it and the tokens up to there.
+    of the last mark before it and the tokens up to there; of those that it shares, the ones that
+    were its own before.
     """
 
     worker: _Number
@@ -221,6 +222,8 @@ class HomeReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     shared_key: _Key = b""
     end_mark: _Key = b""
     end_length: _Tokens = 0
+    # Older routers neither send it nor read it.
+    forked_tokens: _Tokens = 0
 
     @property
     def key_count(self) -> int:
@@ -248,7 +251,8 @@ class HomeReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
         if self.end_mark:
             end = End(keys[0], _number(self.end_mark), self.end_length)
         follows, shared_key = _number(self.follows), _number(self.shared_key)
-        context = Context(self.own_tokens, self.shared_tokens, shared_key, follows != 0)
+        shared, forked = self.shared_tokens, min(self.forked_tokens, self.shared_tokens)
+        context = Context(self.own_tokens, shared, shared_key, follows != 0, forked)
         return Turn(keys, follows, context, end)
 
     @property
@@ -271,6 +275,7 @@ def turn_report(worker: int, turn: Turn) -> HomeReport:
         shared_key=_key_bytes(context.shared_key),
         end_mark=_key_bytes(end.mark) if end is not None and is_known else b"",
         end_length=end.length if end is not None and is_known else 0,
+        forked_tokens=_tokens(context.forked),
     )
 
 
@@ -290,7 +295,7 @@ def _set_key(key: int) -> bytes:
 
 def _tokens(count: float) -> int:
     """Returns a number of tokens as it is sent."""
-    return min(int(count), _MOST_TOKENS)
+    return int(min(count, _MOST_TOKENS))
 
 
 def known_report(worker: int, keys: Sequence[int], ages: Sequence[float]) -> HomeReport:
@@ -366,8 +371,8 @@ def _place_report(one: ModelPlace) -> PlaceReport:
         _key_bytes(follows),
         _tokens(tokens),
         _set_key(tenant),
-        level,
-        min(turn, _MOST_TOKENS),
+        _tokens(level),
+        _tokens(turn),
         _tokens(max(0.0, 1000 * waited)),
         is_away,
     )

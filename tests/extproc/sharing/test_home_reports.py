@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from extproc.routing.claims.claim_table import Holdings
 from extproc.routing.claims.homes import Homes, Turn
+from extproc.routing.claims.live_contexts import Context
 from extproc.sharing.home_reports import MAX_KNOWN, MAX_WAITING, HomeReports, known_homes
 from extproc.sharing.messages import (
     KEYS_OF_HOME,
@@ -69,6 +70,15 @@ def test_request_that_was_not_computed_leaves_no_home_at_its_worker() -> None:
     tell_all([one, other], 0.01)
     assert [other.home_of(key, 0.1) for key in (7, 8)] == ["", B]
     assert (other.live(A, 0.1), other.live(B, 0.1)) == (0, 1)
+
+
+def test_other_routers_know_with_what_a_sub_agent_began() -> None:
+    one, other = met("one", "other")
+    context = Context(100.0, 900.0, 5, has_returned=True, forked=700.0)
+    one.reporter.note_turn(Turn((7,), 6, context), A)
+    tell_all([one, other], 0.0)
+    assert other.homes.counted(7, 0.1) == context
+    assert other.homes.grown(7, 1_500.0).begun_with == 200.0
 
 
 def test_response_is_continued_where_it_is_kept_through_any_router() -> None:

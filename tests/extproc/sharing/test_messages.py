@@ -1,12 +1,16 @@
 import struct
+from math import inf
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from extproc.routing.claims.ends import End
 from extproc.routing.claims.homes import Turn
+from extproc.routing.claims.line import KnownPlace
+from extproc.routing.claims.lines import MOST_TOLD, KnownLines, ModelPlace
 from extproc.routing.claims.live_contexts import Context
 from extproc.routing.claims.marks import LAST_TOKENS, LENGTHS, Marks, packed
 from extproc.routing.load.loads import Gauges
@@ -19,6 +23,7 @@ from extproc.sharing.messages import (
     MAX_CLAIMS,
     MAX_HOME_KEYS,
     MAX_HOMES,
+    MAX_MARKS,
     MAX_OVER,
     Challenge,
     ClaimReport,
@@ -33,6 +38,7 @@ from extproc.sharing.messages import (
     is_from,
     keys_of,
     known_report,
+    lines_report,
     seal_of,
     sender_tag,
     turn_report,
@@ -55,14 +61,47 @@ TURNS = st.builds(
     Turn,
     keys=st.lists(KEY, min_size=1, max_size=3).map(tuple),
     follows=KEY,
-    context=st.builds(Context, st.integers(0, 2**33), st.integers(0, 2**33), KEY),
+    context=st.builds(
+        Context,
+        st.integers(0, 2**33),
+        st.integers(0, 2**33),
+        KEY,
+        forked=st.integers(0, 2**33),
+    ),
     end=st.none() | st.builds(End, KEY, KEY, st.integers(1, 2**20)),
 )
 LONGEST_TURN = Turn(
     (1,) * (MAX_HOME_KEYS // MAX_HOMES),
     2**64 - 1,
-    Context(2.0**33, 2.0**33, 2**64 - 1),
+    Context(2.0**33, 2.0**33, 2**64 - 1, forked=2.0**33),
     End(1, 2**64 - 1, LAST_TOKENS),
+)
+PLACE = KnownPlace(2**64 - 1, 2**64 - 1, 1e300, 2**64 - 1, 2**40, 2**40, 1e300, is_away=False)
+LONGEST_LINES = KnownLines(
+    dict.fromkeys(range(MOST_TOLD), inf), [ModelPlace(2**64 - 1, PLACE)] * MOST_TOLD
+)
+ANY_COUNT = st.integers(0, 2**70)
+LINES = st.builds(
+    KnownLines,
+    st.dictionaries(KEY, st.floats(0.0, inf, allow_nan=False), max_size=MOST_TOLD + 2),
+    st.lists(
+        st.builds(
+            ModelPlace,
+            KEY,
+            st.builds(
+                KnownPlace,
+                key=KEY,
+                follows=KEY,
+                tokens=st.floats(0.0, inf, allow_nan=False),
+                tenant=KEY,
+                level=ANY_COUNT,
+                turn=ANY_COUNT,
+                waited_seconds=st.floats(allow_nan=False),
+                is_away=st.booleans(),
+            ),
+        ),
+        max_size=3,
+    ),
 )
 HOMES = (
     st.builds(turn_report, NUMBER, TURNS)
@@ -87,6 +126,18 @@ NEWS = st.builds(
     st.lists(st.builds(claim_report, NUMBER, NUMBER, OUTLINES), max_size=3).map(tuple),
     st.lists(HOMES, max_size=3).map(tuple),
 )
+
+
+@given(LINES)
+def test_whatever_is_known_of_lines_can_be_told(known: KnownLines) -> None:
+    news = RouterReport("a", 1, 1, 0, lines=lines_report(known))
+    told = decoded(encoded(news, KEYS), KEYS).lines
+    assert told == news.lines
+    assert told is not None
+    assert [(one.model, one.place.key) for one in told.lines.places] == [
+        (one.model, one.place.key) for one in known.places
+    ]
+
 
 # What a router that knows the secret could write, though none of ours does.
 FIELDS = st.recursive(
@@ -179,6 +230,13 @@ def test_hear_accepts_any_sealed_body_within_bounds_or_refuses_it(body: bytes) -
         {"homes": [[1, bytes(8), 0, bytes(7)]]},
         {"homes": [[1, bytes(8), 0, b"", bytes(4)]]},
         {"homes": [[1, bytes(16), 1, b"", bytes(4)]]},
+        {"lines": [[[bytes(8), 1]] * (MOST_TOLD + 1), []]},
+        {"lines": [[[bytes(7), 1]], []]},
+        {"lines": [[[bytes(8), 2**32]], []]},
+        {"lines": [[], [[bytes(8), bytes(8), b"", 1, bytes(8), 0, 1, 0, False]] * (MOST_TOLD + 1)]},
+        {"lines": [[], [[bytes(8), bytes(8), b"", 1, bytes(8), 0, 1, 2**32, False]]]},
+        {"lines": [[], [[bytes(8), bytes(8), b"", 1, bytes(8), 0, -1, 0, False]]]},
+        {"lines": [[], [[bytes(8), bytes(8), b"", 1.5, bytes(8), 0, 1, 0, False]]]},
     ],
     ids=str,
 )
@@ -187,6 +245,7 @@ def test_decoded_refuses_values_out_of_bounds(changes: dict[str, object]) -> Non
         "origin": "a", "incarnation": 1, "sequence": 1, "sent_us": 0, "is_hello": False,
         "is_whole": False, "workers": [], "claims": [], "ended": [],
         "withdrawn": [], "challenges": [], "answers": [], "outlines": [], "homes": [],
+        "items": [], "lines": None,
     }  # fmt: skip
     decoded(sealed(msgspec.msgpack.encode([*whole.values()])), KEYS)
     with pytest.raises(MessageError, match="malformed"):
@@ -209,9 +268,11 @@ def test_decoded_accepts_the_longest_message() -> None:
         (2**63 - 1,) * MAX_CHALLENGES,
         homes=(turn_report(2**63 - 1, LONGEST_TURN),) * MAX_HOMES,
     )  # fmt: skip
-    wire = encoded(news, KEYS)
-    assert len(wire) <= MAX_BYTES
-    assert decoded(wire, KEYS) == news
+    some = news.claims[: MAX_MARKS // len(LENGTHS)]  # as many as a router tells beside lines
+    for longest in (news, replace(news, claims=some, lines=lines_report(LONGEST_LINES))):
+        wire = encoded(longest, KEYS)
+        assert len(wire) <= MAX_BYTES
+        assert decoded(wire, KEYS) == longest
     with pytest.raises(MessageError, match="wrong_size"):
         decoded(wire.ljust(MAX_BYTES + 1), KEYS)
 
