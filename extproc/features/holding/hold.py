@@ -20,7 +20,7 @@ from extproc.features.holding.limit import Limit
 from extproc.requests.request_class import RequestClass
 from extproc.routing.claims.claim_table import Holdings
 from extproc.routing.claims.homes import Homes
-from extproc.routing.claims.line import NO_PLACE, Line, Place
+from extproc.routing.claims.line import Line, Place
 from extproc.routing.claims.lines import Lines
 from extproc.routing.claims.occupancy import Occupancy, occupancy_of
 from extproc.routing.decision import Decision, Verdict
@@ -97,10 +97,8 @@ class Hold:
         level = 0 if decision.of_class is None else decision.of_class.level
         tenant = self._lines.tenant_key(str(decision.tenant or ""))
         key, follows = belonging.turn.keys[0], belonging.turn.follows
-        place = line.join(key, need, level, tenant, now, follows)
-        if place is not NO_PLACE:
-            self._homes.pause(follows)  # what it held is lost
-        return place
+        self._homes.pause(follows)  # what it held is lost
+        return line.join(key, need, level, tenant, now, follows)
 
     def step(self, now: float) -> Iterator[tuple[str, Place, str]]:
         """Yields each wait that ends now: model, place, and how it ends.

@@ -59,6 +59,17 @@ def test_conversation_that_lost_its_cache_waits_and_counts_no_longer(fleet: Held
     assert fleet.live("a")[0] == 0
 
 
+def test_conversation_for_which_there_is_no_place_is_evicted_once_however_often_it_comes() -> None:
+    fleet = HeldFleet(most=0)
+    fleet.fill()
+    fleet.sent["a"].clear()
+    *_, last = conversation(101, 17_000, 3)
+    assert fleet.ask(last) is NO_PLACE
+    share = fleet.limit.evicted_share
+    assert fleet.ask(last) is NO_PLACE
+    assert (fleet.live("a")[0], fleet.limit.evicted_share) == (0, share / 2)
+
+
 def test_conversation_whose_worker_drains_waits_unless_another_one_holds_it(
     fleet: HeldFleet,
 ) -> None:
