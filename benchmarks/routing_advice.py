@@ -30,7 +30,9 @@ SMOKE_LOOPS = (agents(8, 120.0, 40.0),)
 SEEDS = tuple(range(11, 21))
 COST = CONTESTANTS[DEFAULT]
 
-HEAD = "| cell | live contexts | computed again | with | computed again |"
+HEAD = """\
+| cell | live contexts | computed again | with | computed again |
+|---|---|---|---|---|"""
 
 METHOD = """\
 How: as benchmarks/routing_closed.py. Of each run, what the router says at its end (GET /contexts:
@@ -53,10 +55,7 @@ def _play(one: Run) -> None:
     wanted = one.options
     seeds = SEEDS[: wanted.seeds or one.amount(2, 2, len(SEEDS))]
     loops = one.amount(SMOKE_LOOPS, QUICK_LOOPS, LOOPS)
-    lines = [
-        "| cell | live contexts | computed again | with | computed again |",
-        "|---|---|---|---|---|",
-    ]
+    lines = [HEAD]
     with Runs(wanted.jobs, wanted.keep) as runs:
         runs.play([Job(loop, COST, seed) for seed in seeds for loop in loops])
         advised = [(loop, _advised(loop, runs.results(loop, COST, seeds))) for loop in loops]

@@ -49,7 +49,7 @@ def test_tenant_that_has_nothing_in_the_line_waits_for_one_of_each_other(
 @given(st.lists(st.booleans(), min_size=1, max_size=40))
 def test_tenant_that_asks_again_and_again_gets_every_other_turn_at_most(asks: list[bool]) -> None:
     line = joined(*((key, "a") for key in range(100)))
-    went = []
+    went: list[int] = []
     for key, does_ask in enumerate([*asks, True, True, True], 100):
         went += keys_let_in(line, 1.0)
         if does_ask:
