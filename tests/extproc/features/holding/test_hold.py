@@ -1,13 +1,15 @@
 """Who waits for room in the caches, and how waits end."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from extproc.features.holding.hold import LET_IN, PLACED, REFUSED
 from extproc.features.holding.limit import STEP_SECONDS, Limit
 from extproc.requests.request_class import RequestClass
-from extproc.routing.claims.line import NO_PLACE
-from extproc.routing.claims.lines import KnownLines
+from extproc.routing.claims.line import NO_PLACE, KnownPlace
+from extproc.routing.claims.lines import KnownLines, ModelPlace
 from extproc.routing.claims.live_contexts import LIVE_SECONDS, LiveContexts
 from tests.extproc.features.holding.fleets import BOUND, HeldFleet
 from tests.extproc.routing.cost.test_room import SYSTEM, conversation
@@ -162,6 +164,46 @@ def test_fewer_go_on_at_the_bound_if_several_routers_have_a_line(fleet: HeldFlee
     assert [fleet.ask(first(number)) is not None for number in range(1, 7)] == [True] * 6
     fleet.now += BOUND
     assert [outcome for _, outcome in fleet.steps()] == [REFUSED] * 6
+
+
+HUGE = st.integers(0, 2**32 - 1)
+PLACES = st.lists(
+    st.builds(
+        KnownPlace,
+        key=HUGE,
+        follows=HUGE,
+        tokens=HUGE.map(float),
+        tenant=st.integers(0, 3),
+        level=st.integers(0, 2),
+        turn=HUGE,
+        waited_seconds=HUGE.map(float),
+        is_away=st.booleans(),
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=40)
+@given(PLACES, st.none() | st.floats(0.0, 4.0))
+def test_whatever_another_router_tells_nobody_waits_beyond_the_bound(
+    places: list[KnownPlace], share: float | None
+) -> None:
+    fleet = HeldFleet()
+    fleet.fill()
+    line = fleet.lines.of("m")
+    key = fleet.lines._key("m")
+    told = KnownLines(
+        {} if share is None else {key: share}, [ModelPlace(key, one) for one in places]
+    )
+    asked = [fleet.ask(first(number)) for number in (1, 2)]
+    fleet.lines.learn("liar", told, fleet.now)
+    waiting = {place.key for place in asked if place is not None}
+    ended = [key for key, _ in fleet.steps()]
+    fleet.now += BOUND
+    ended += [key for key, _ in fleet.steps()]
+    assert set(ended) == waiting
+    fleet.lines.forget("liar", fleet.now)
+    assert all(not place.router for place in line._places)
 
 
 def test_first_of_each_line_go_on_when_they_are_told_to(fleet: HeldFleet) -> None:
