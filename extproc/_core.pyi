@@ -377,3 +377,8 @@ class TurnTable:
     def keep(
         self, parts: list[Tokens | bytes], new: list[int], shapes: bytes, made: list[Tokens], /
     ) -> None: ...
+
+# --- token ids as JSON (id_list.c) ---
+
+# A compact list. Raises ValueError if an id stands for a longer one, as in images.
+def id_list(tokens: Tokens, /) -> bytes: ...

@@ -1,13 +1,15 @@
 /* The Python module extproc._core: checks and converts, then calls the session.
  *
  * extproc/_core.pyi describes the interface. What the module has for messages is in decoder.c, for
- * the routing in columns.c, mark_table.c and numbers.c, for the tokens in turn_table.c. */
+ * the routing in columns.c, mark_table.c and numbers.c, for the tokens in turn_table.c and
+ * id_list.c. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
 #include "columns.h"
 #include "decoder.h"
+#include "id_list.h"
 #include "mark_table.h"
 #include "objects.h"
 #include "numbers.h"
@@ -530,6 +532,7 @@ static PyMethodDef module_functions[] = {
     FUNCTION(drawn, drawn),
     FUNCTION(lowest, lowest),
     {"header_fields", module_header_fields, METH_O, NULL},
+    {"id_list", module_id_list, METH_O, NULL},
     {"plain_chat", module_plain_chat, METH_VARARGS, NULL},
     {"turn_texts", module_turn_texts, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
