@@ -42,6 +42,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from extproc.proof.recurring import RecurringCause
+from extproc.proof.samples import Samples
 from extproc.proof.tally import LAST_FINDINGS, Tally
 from extproc.requests.prompt import (
     ALL_FORMS,
@@ -247,7 +248,8 @@ class TokenProof:
     worker: its name. compared: how many golden requests were compared; is_asked: whether any are.
     reason: one that was not, and the reason. findings: those of live requests, by result. refuted,
     doubted, proved: the forms that are. feed_tally: whether its feed told of the last prompts that
-    it answered. predictions: how those for it came out.
+    it answered. predictions: how those for it came out. samples: of requests to it that would get
+    the ids of their prompts.
     """
 
     def __init__(self, worker: str = "") -> None:
@@ -260,6 +262,7 @@ class TokenProof:
         self.refuted = self.doubted = self.proved = 0
         self.feed_tally = Tally(SILENT_PROMPTS, HEARD_PROMPTS)
         self.predictions = RecurringCause()
+        self.samples = Samples()
         self._keyed = ALL_FORMS
         self._forms = {form: _unproved(form) for form in FORM_NAMES}
 
@@ -340,12 +343,14 @@ class TokenProof:
     def restart(self, now: float) -> None:
         """Takes that the worker may have been restarted with other files."""
         self.predictions.clear()
+        self.samples.restart()
         for proof in self._forms.values():
             proof.restart(now)
         self._note()
 
     def forget(self, forms: int) -> None:
         """Takes that nothing is known of some forms any more."""
+        self.samples.restart()
         for form in _each(forms):
             self._forms[form] = _unproved(form)
         self._note()
