@@ -11,7 +11,8 @@ Each enabled feature is asked at these points of a request's way, in the order i
     must_wait    after that                               have the request wait, and be decided anew
     begin        before a model's call is booked          note what begins with it
     note_placed  after that, whatever was decided         count it
-    write        as the proxy is answered                 add headers, change the body, or refuse
+    extend       as the proxy is answered                 add members to the body
+    write        after that                               add headers, change the body, or refuse
     note_server  once the proxy says who answered         note who
     note_end     at the end of a decided request          learn from what the engine reported
     note_stop    once no new request comes                end what waits, before the router stops
@@ -86,7 +87,7 @@ class Feature:
         """Returns what is added to the costs of workers for a request; without side effects."""
         return ()
 
-    def dress(self, decision: Decision) -> Decision:
+    def dress(self, decision: Decision, request: RoutingRequest, query: Query) -> Decision:
         """Returns a decision as it is to be carried out; without side effects."""
         return decision
 
@@ -103,6 +104,14 @@ class Feature:
         verdict: what becomes of it; the decision's, unless only the proxy may choose. is_booked:
         whether it is a worker's load now.
         """
+
+    def extend(self, decision: Decision, path: str) -> bytes:
+        """Returns members to add at the end of the body of a request, b"" for none.
+
+        JSON, without the braces around it. In dialect B as well, in which nothing else of a body is
+        changed: whatever the engine does with it must be the same without.
+        """
+        return b""
 
     def write(self, decision: Decision, path: str, body: Body | None) -> Written | Refusal:
         """Returns what is written into a request that goes where it was decided, or its refusal.

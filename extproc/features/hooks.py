@@ -24,6 +24,7 @@ class Hooks:
         self.must_wait = [one.must_wait for one in _with(made, "must_wait")]
         self.begin = [one.begin for one in _with(made, "begin")]
         self.note_placed = [one.note_placed for one in _with(made, "note_placed")]
+        self.extend = [one.extend for one in _with(made, "extend")]
         self.write = [one.write for one in _with(made, "write")]
         self.note_server = [one.note_server for one in _with(made, "note_server")]
         self.note_end = [one.note_end for one in _with(made, "note_end")]

@@ -14,6 +14,7 @@ from extproc.routing.candidates.pins import PinnedRank
 from extproc.routing.claims.marks import Marks
 from extproc.routing.cost.fetch import Fetch
 from extproc.routing.cost.spread import Rows
+from extproc.routing.handing import Handing
 from extproc.routing.inputs.query import Media
 from extproc.routing.load.loads import Load
 from extproc.routing.savings.belonging import Belonging
@@ -169,6 +170,8 @@ class Decision(msgspec.Struct, frozen=True):
     source: PullSource | None = None
     # The class of the request, None without classes.
     of_class: RequestClass | None = None
+    # What becomes of the ids of its prompt, None if they stay here always.
+    handing: Handing | None = None
     # Whose request it is, for the recorder and for responses that others continue; None if nobody
     # asks.
     tenant: Tenant | None = None

@@ -10,6 +10,7 @@ from extproc.routing.cost.patience import PATIENCE
 from extproc.routing.cost.room import CONVERSATIONS
 from extproc.routing.cost.siblings import SIBLINGS
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, Basis, Decision, Split, Verdict
+from extproc.routing.handing import Handing
 from extproc.routing.inputs.query import Media
 from extproc.routing.load.loads import Load
 from extproc.routing.savings.belonging import CONVERSATION, RESPONSE, SESSION
@@ -53,6 +54,8 @@ def candidates(
 
 def explanation_with(decision: Decision, shown: object) -> dict[str, Any]:
     """Returns the explanation with the given candidates."""
+    handing = decision.handing
+    more = {} if handing is None else {"token_ids": _token_ids(handing)}
     return {
         "model": decision.model,
         "prompt_tokens": decision.basis.prompt_tokens,
@@ -74,6 +77,16 @@ def explanation_with(decision: Decision, shown: object) -> dict[str, Any]:
         "loads": loading_sentence(decision),
         "source": None if decision.source is None else decision.source._asdict(),
         "media": _media(decision.basis.media),
+        **more,
+    }
+
+
+def _token_ids(handing: Handing) -> dict[str, Any]:
+    """Returns whether a request's token ids go with it, and why not."""
+    return {
+        "handed": handing.tokens is not None,
+        "outcome": handing.outcome,
+        "why": handing.in_words,
     }
 
 

@@ -24,9 +24,10 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from extproc.base.headers import MODEL
+from extproc.base.logs import log_fault
 from extproc.features.feature import AskForTime
 from extproc.features.hooks import tell
-from extproc.requests.added_fields import Body
+from extproc.requests.added_fields import Body, with_members
 from extproc.requests.refusals import Refusal, busy, no_room, unavailable
 from extproc.requests.request import RoutingRequest
 from extproc.routing.decision import Decision, Verdict
@@ -241,20 +242,36 @@ class Exchange:
             destination = ",".join(decision.pick[:named])
         else:
             rank, destination = None, placed.proxy_endpoint()
-        body = None if request.wants_endpoint else request.body
+        extended = self._extended(decision, request) if service.hooks.extend else None
+        body = None if request.wants_endpoint else extended or request.body
         values: HeaderValues = ()
         if service.names_model and decision.model:
             values = ((MODEL, decision.model),)
-        new_body: Body | None = body if is_changed else None
+        new_body = extended or (body if is_changed else None)
         if rank is not None:
             headers, pinned = named_rank(rank, body)
-            values, new_body = (*values, *headers), pinned or new_body
+            values, body, new_body = (*values, *headers), pinned or body, pinned or new_body
         for write in service.hooks.write:
-            written = write(decision, request.head.path, new_body or body)
+            written = write(decision, request.head.path, body)
             if isinstance(written, Refusal):
                 return written
-            values, new_body = (*values, *written.headers), written.body or new_body
+            values, body = (*values, *written.headers), written.body or body
+            new_body = written.body or new_body
         return PickAnswer(destination, values, new_body)
+
+    def _extended(self, decision: Decision, request: RoutingRequest) -> Body | None:
+        """Returns the body of a request with what features add, None if they add nothing."""
+        found: Body | None = None
+        for extend in self._service.hooks.extend:
+            body = found or request.body
+            try:
+                more = extend(decision, request.head.path)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
+                log_fault(log, "a feature failed with %s", error)
+                continue
+            if more and body is not None:
+                found = with_members(body, more) or found
+        return found
 
 
 class Service(SharedByStreams):

@@ -551,8 +551,10 @@ class Router:
             request, query, snapshot, now, self._rng, terms, has_roles=has_roles
         )
         for dress in hooks.dress:
-            decision = dress(decision)
-        return decision if is_steered else replace(decision, is_steered=False)
+            decision = dress(decision, request, query)
+        if is_steered:
+            return decision
+        return replace(decision, is_steered=False, handing=None)
 
     def _overlaps(self, query: Query) -> tuple[Sequence[Mapping[str, Overlap]], State]:
         """Returns what workers hold of each prompt, and the state of a worker's feeds by its name.

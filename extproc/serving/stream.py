@@ -55,6 +55,7 @@ from extproc._core import Budget
 from extproc.base import headers
 from extproc.base.errors import ProtocolError
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingRequest
+from extproc.requests.added_fields import Body
 from extproc.requests.engine_paths import EnginePaths
 from extproc.requests.refusals import Refusal
 from extproc.requests.request import (
@@ -335,6 +336,8 @@ class Stream:
         if self._asked_with == REQUEST_BODY and not self.is_duplex:
             return settings.answer_cache.body_placed(answer)
         common = stream_answers.pick_of(answer, settings.answer_cache.owned)
+        if answer.body is not None:
+            stream_answers.announce_length(common, len(answer.body))
         if self._asked_with == REQUEST_HEADERS or self.is_duplex:
             without_body = not self._is_last and not self.is_duplex
             may_ask = self._announced_mode is not None and not self.is_duplex
@@ -347,7 +350,7 @@ class Stream:
             first = stream_answers.request_trailers_go_on()
         answers = stream_answers.encoded(stream_answers.with_metadata(first, answer))
         if self.is_duplex and self._asked_with != REQUEST_HEADERS:
-            answers += self._collected_echo()
+            answers += self._collected_echo(answer.body)
         return answers
 
     def more_time(self, seconds: float) -> Answers | None:
@@ -479,8 +482,11 @@ class Stream:
             return self._ask(REQUEST_BODY, None, "body_too_large")
         return self._ask(REQUEST_BODY, body.join()) if self._is_last else []
 
-    def _collected_echo(self) -> Answers:
+    def _collected_echo(self, extended: Body | None) -> Answers:
+        """Returns the echo of the body. extended: another one in its place, None for none."""
         pieces = self._collected.take() if self._collected is not None else []
+        if extended is not None:
+            pieces = [bytes(extended)]
         if self._is_last and self._asked_with == REQUEST_BODY:
             *before, last = pieces or [b""]
         else:

@@ -278,10 +278,16 @@ def body_placed(
     """
     size = length if body is None else len(body)
     if size is not None:
-        common.header_mutation.set_headers.append(_overwrite("content-length", str(size)))
+        announce_length(common, size)
     if body is not None:
         common.body_mutation.body = body
     return ProcessingResponse(request_body=BodyResponse(response=common))
+
+
+def announce_length(common: CommonResponse, size_bytes: int) -> None:
+    """Has the request say how long its new body is."""
+    length = _overwrite("content-length", str(size_bytes))
+    common.header_mutation.set_headers.append(length)
 
 
 # The fields in which a new body lies, from the inside out.

@@ -60,7 +60,7 @@ class Fetching(Feature):
             return NOTHING_PULLABLE
         return self._pulling.offers(request, query, snapshot, now)
 
-    def dress(self, decision: Decision) -> Decision:
+    def dress(self, decision: Decision, request: RoutingRequest, query: Query) -> Decision:
         """Names the worker from which the pick pulls, if its price was a reason to pick it."""
         return decision if self._pulling is None else with_priced_source(decision)
 

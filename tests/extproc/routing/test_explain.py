@@ -12,6 +12,7 @@ from msgspec import structs
 from extproc.config.schema import Cost, Policy
 from extproc.features.fetching.offers import Offers, StoredPrefix
 from extproc.features.fetching.term import FetchTerm
+from extproc.proof.samples import HANDED
 from extproc.requests.outline import beginning_of
 from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.candidates.eligibility import Candidate
@@ -23,6 +24,7 @@ from extproc.routing.cost.term import Charge
 from extproc.routing.decide import decide
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, Decision, Split, Verdict
 from extproc.routing.explain import decided_by, explanation, reason_sentence
+from extproc.routing.handing import UNPROVED, Handing
 from extproc.routing.inputs.query import Media, MediaItem, Query
 from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.endpoint_load import LoadSample
@@ -62,6 +64,17 @@ class Fixed:
 
     def charge(self, survey: Survey, _: Savings) -> Charge | None:
         return Charge("mine", self._tokens[: len(survey.workers)])
+
+
+def test_token_ids_are_explained_only_where_they_may_go_along() -> None:
+    made = decision()
+    assert "token_ids" not in explanation(made, str)
+    ids = Handing(UNPROVED, worker="b:1")
+    shown = explanation(structs.replace(made, handing=ids), str)["token_ids"]
+    assert (shown["handed"], shown["outcome"]) == (False, "unproved")
+    assert shown["why"].startswith("its tokens are not proved")
+    ids = Handing(HANDED, PROMPT.tokens)
+    assert explanation(structs.replace(made, handing=ids), str)["token_ids"]["handed"]
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=2), st.floats(0, 1e5))

@@ -7,14 +7,15 @@ from google.protobuf.json_format import ParseDict
 from prometheus_client import generate_latest
 
 from extproc.config.owned_headers import owned_headers
-from extproc.features.feature import Feature
+from extproc.features.feature import NOTHING_WRITTEN, Feature, Written
+from extproc.features.hooks import Hooks
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     HttpBody,
     ProcessingMode,
     ProcessingRequest,
     ProcessingResponse,
 )
-from extproc.requests.added_fields import Body
+from extproc.requests.added_fields import Body, with_fields
 from extproc.requests.refusals import Refusal, crowded_out
 from extproc.requests.request import RoutingRequest
 from extproc.routing.decision import Decision
@@ -672,6 +673,50 @@ def test_request_that_a_feature_refuses_is_no_load(closing: list[Service]) -> No
     assert (in_flight(one), len(one.router.ledger.claims)) == (0, 0)
     exchange.close()
     assert (released(one), seen(one).ends) == (1, [False])
+
+
+class Extending(Feature):
+    """Adds a member, in whose place `write` would write another one."""
+
+    def extend(self, decision: Decision, path: str) -> bytes:
+        return b'"added":1'
+
+    def write(self, decision: Decision, path: str, body: Body | None) -> Written:
+        return NOTHING_WRITTEN if body is None else Written(body=with_fields(body, {"more": 2}))
+
+
+class Failing(Feature):
+    def extend(self, decision: Decision, path: str) -> bytes:
+        raise RuntimeError(path)
+
+
+@pytest.mark.parametrize("mode", [ProcessingMode.BUFFERED, ProcessingMode.FULL_DUPLEX_STREAMED])
+def test_feature_extends_bodies_of_both_dialects_and_writes_only_in_one(
+    closing: list[Service], mode: int
+) -> None:
+    one = service()
+    closing.append(one)
+    one.hooks = Hooks([Failing(), Extending(), Feature()])
+    exchange = one.open()
+    answers(exchange, head("/v1/completions", mode=mode))
+    *_, answer = answers(exchange, body(PROMPT))
+    mutation = answer.request_body.response.body_mutation
+    is_duplex = mode != ProcessingMode.BUFFERED
+    new = mutation.streamed_response.body if is_duplex else mutation.body
+    added = {"added": 1} if is_duplex else {"added": 1, "more": 2}
+    assert json.loads(new) == json.loads(PROMPT) | added
+    exchange.close()
+
+
+def test_body_that_is_no_object_is_not_extended(closing: list[Service]) -> None:
+    one = service()
+    closing.append(one)
+    one.hooks = Hooks([Extending()])
+    exchange = one.open()
+    answers(exchange, head("/v1/completions"))
+    (answer,) = answers(exchange, body(b"[1]"))
+    assert not answer.request_body.response.HasField("body_mutation")
+    exchange.close()
 
 
 class FailingLedger:

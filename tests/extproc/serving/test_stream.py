@@ -13,6 +13,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingRequest,
     ProcessingResponse,
 )
+from extproc.requests.added_fields import ExtendedBody
 from extproc.requests.engine_paths import EnginePaths
 from extproc.requests.refusals import Refusal
 from extproc.requests.request import Head, RoutingRequest
@@ -273,6 +274,16 @@ def test_large_duplex_body_is_echoed_in_pieces_that_envoy_accepts() -> None:
     assert b"".join(piece for piece, _ in pieces) == b"a" * 82_000 + b"b" * 82_000
     assert [last for _, last in pieces] == [False] * (len(pieces) - 1) + [True]
     assert max(len(piece) for piece, _ in pieces) <= MAX_ECHO_BYTES
+
+
+def test_duplex_body_that_is_extended_is_echoed_as_it_is_now() -> None:
+    one = stream()
+    one.receive(read(duplex_head()))
+    one.receive(read(body(b'{"a"', end_of_stream=False)))
+    one.receive(read(body(b": 1}")))
+    answers = one.place(PickAnswer("10.0.0.1:1", (), ExtendedBody(b'{"a": 1}', 7, b',"b":2}')))
+    assert echoed(answers) == [(b'{"a": 1,"b":2}', True)]
+    assert set_headers(answers_of(answers)[0])["content-length"] == b"14"
 
 
 def test_repeated_last_piece_is_echoed_once() -> None:
