@@ -46,6 +46,7 @@ from extproc.requests.prompt import (
     InferenceRequest,
     MediaPart,
     answers_in,
+    is_given,
     refusal_of,
     token_limit,
 )
@@ -674,7 +675,10 @@ def parse(content: bytes, dialect_for: DialectFor = agreed) -> InferenceRequest:
     if keep is not None and chat.add_special_tokens:
         # tokenizers spare the special tokens they add when they truncate, whatever the release
         chat = msgspec.structs.replace(chat, special_tokens_vary=True, dialect=None)
-    return InferenceRequest(body.model, [chat], body.cache_salt, keep, reads_cache, answers)
+    needs_text = bool(keep or body.echo or body.continue_final_message)
+    needs_text = needs_text or is_given(body.kv_transfer_params)
+    salt = body.cache_salt
+    return InferenceRequest(body.model, [chat], salt, keep, reads_cache, answers, needs_text)
 
 
 def _usual(

@@ -231,5 +231,6 @@ def parse_completion(content: bytes) -> InferenceRequest:
         body.echo and body.logprobs is not None
     )
     reads_cache = not wants_prompt_logprobs
-    answers = answers_in(body.n)
-    return InferenceRequest(body.model, prompts, body.cache_salt, keep, reads_cache, answers)
+    answers, salt = answers_in(body.n), body.cache_salt
+    needs_text = bool(keep or body.echo)
+    return InferenceRequest(body.model, prompts, salt, keep, reads_cache, answers, needs_text)

@@ -34,6 +34,7 @@ from extproc.requests.prompt import (
     NULL,
     TOOL_FIELDS,
     InferenceRequest,
+    is_given,
 )
 from extproc.requests.tool_changes import TOOL_CHANGES, ToolChange, changed_tools
 
@@ -143,7 +144,9 @@ def parse(content: bytes, dialect_for: DialectFor = agreed) -> InferenceRequest:
         dialect=dialect,
         forms=forms,
     )
-    return InferenceRequest(body.model, [conversation(messages, options, known)], body.cache_salt)
+    chat = conversation(messages, options, known)
+    needs_text = is_given(body.kv_transfer_params)
+    return InferenceRequest(body.model, [chat], body.cache_salt, needs_text=needs_text)
 
 
 def _check_budget(body: _MessagesBody) -> None:

@@ -256,6 +256,8 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     reads_cache: False if the engine computes the whole prompt, since the request wants the
         probabilities of its tokens; it still stores the blocks.
     answers: how many answers it wants for each prompt (`n`).
+    needs_text: whether an engine that is given the ids of the prompt might answer otherwise: the
+        answer repeats the prompt or goes on with it, or the request says itself where ids are.
     """
 
     model: str | None
@@ -264,6 +266,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     keep_last_tokens: int | None = None
     reads_cache: bool = True
     answers: int = 1
+    needs_text: bool = False
 
     def truncate(self, tokens: Tokens) -> Tokens:
         """Returns the tokens of a prompt that the engine computes."""

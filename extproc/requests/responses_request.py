@@ -36,6 +36,7 @@ from extproc.requests.prompt import (
     Chat,
     InferenceRequest,
     Response,
+    is_given,
 )
 
 PATH = "/v1/responses"
@@ -129,7 +130,8 @@ def parse(content: bytes, dialect_for: DialectFor = agreed) -> InferenceRequest:
     chat = msgspec.structs.replace(
         chat, add_special_tokens=adds, special_tokens_vary=True, response=response
     )
-    return InferenceRequest(body.model, [chat], body.cache_salt)
+    needs_text = turns.is_unfinished or is_given(body.kv_transfer_params)
+    return InferenceRequest(body.model, [chat], body.cache_salt, needs_text=needs_text)
 
 
 def _refuse_what_differs(body: _ResponsesBody) -> None:

@@ -571,4 +571,5 @@ def _of_prompts(
         forms=forms if is_read else 0,
         session=session,
         previous="" if outline is None else outline.previous,
+        needs_text=request.needs_text,
     )

@@ -92,6 +92,8 @@ class Query(msgspec.Struct, frozen=True):
     previous: str = ""
     # What it is to workers whose engines read it differently.
     variants: Sequence[Variant] = ()
+    # Whether its engine needs the text of its prompt, even if it is given the ids.
+    needs_text: bool = False
 
     def query_for(self, worker: str) -> "Query":
         """Returns the query as a worker's engine reads it."""

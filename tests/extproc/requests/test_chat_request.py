@@ -55,7 +55,7 @@ def test_chat_keeps_every_field_that_changes_the_prompt() -> None:
     conversation = Chat(
         [USER], variables, add_special_tokens=True, effort="low", sent=[USER], roles=("user",)
     )
-    assert parsed == InferenceRequest("m", [conversation], "s")
+    assert parsed == InferenceRequest("m", [conversation], "s", needs_text=True)
 
 
 def test_has_media_is_true_for_an_image() -> None:

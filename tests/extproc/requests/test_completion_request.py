@@ -33,7 +33,7 @@ def test_completions_may_omit_special_tokens() -> None:
 def test_truncated_prompt_keeps_its_last_tokens() -> None:
     plain = Text("a", add_special_tokens=False)
     cut = request(truncate_prompt_tokens=3, add_special_tokens=False)
-    assert cut == InferenceRequest(None, [plain], keep_last_tokens=3)
+    assert cut == InferenceRequest(None, [plain], keep_last_tokens=3, needs_text=True)
     cut = request(truncate_prompt_tokens=3, truncation_side="left")
     assert cut.prompts == [Text("a", special_tokens_vary=True)]
 
