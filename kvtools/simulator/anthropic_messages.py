@@ -27,6 +27,7 @@ class MessagesRequest(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     stream: bool | None = None
     cache_salt: str | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
     def as_chat(self) -> ChatRequest:
         """Returns the conversation to which the engine converts it."""
@@ -40,6 +41,7 @@ class MessagesRequest(msgspec.Struct, frozen=True, kw_only=True):
             tools=None if self.tools is None else [_function(tool) for tool in self.tools],
             stream=self.stream,
             cache_salt=self.cache_salt,
+            kv_transfer_params=self.kv_transfer_params,
         )
 
 

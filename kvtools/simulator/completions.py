@@ -16,7 +16,8 @@ class CompletionForm:
     """One response, whole or in chunks, with the fields that all its parts repeat.
 
     created: in seconds since the epoch. ends_with_usage: whether a stream tells the usage. call:
-    what a chat answers instead of its text.
+    what a chat answers instead of its text. prompt_token_ids: those that are shown, None if none
+    are.
     """
 
     id: str
@@ -25,6 +26,7 @@ class CompletionForm:
     chat: bool
     ends_with_usage: bool = False
     call: ToolCall | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
 
     def whole(self, choices: Sequence[Choice]) -> Body:
         """Returns the answer to a request without `stream`."""
@@ -32,7 +34,9 @@ class CompletionForm:
             self._choice(choice.index, self._content(choice.text), self._reason(choice.reason))
             for choice in choices
         ]
-        return self._envelope(listed, usage=_counted(choices[0].usage))
+        shown = self.prompt_token_ids
+        whole = self._envelope(listed, usage=_counted(choices[0].usage))
+        return whole if shown is None else {**whole, "prompt_token_ids": shown}
 
     def piece(self, choice: Choice, text: str) -> Iterator[StreamEvent]:
         """Yields a role, with which chats begin, and the token's text, or at last the call."""

@@ -95,13 +95,23 @@ class Generator:
     async def chat(self, request: web.Request, body: ChatRequest) -> web.StreamResponse:
         """Answers POST /v1/chat/completions."""
         self.check_model(body.model)
-        prompt = await requests.of_chat(self._tokens, body)
+        prompt = await self._of_chat(body)
         whole, items = self._tokens.with_images(body.messages, prompt)
         limit = body.max_completion_tokens or body.max_tokens
         jobs = self._jobs(request, body, whole, limit, items)
-        return await self._answer(request, body, jobs, self._completion_form(body))
+        is_shown = body.return_token_ids and self._settings.shows_token_ids
+        shown = tuple(whole) if is_shown else None
+        return await self._answer(request, body, jobs, self._completion_form(body, shown))
 
-    def _completion_form(self, body: Completion | ChatRequest) -> CompletionForm:
+    async def _of_chat(self, body: ChatRequest) -> list[int]:
+        """Returns the ids of a conversation."""
+        if self._settings.ignores_token_ids:
+            body = msgspec.structs.replace(body, kv_transfer_params=None)
+        return await requests.of_chat(self._tokens, body)
+
+    def _completion_form(
+        self, body: Completion | ChatRequest, shown: tuple[int, ...] | None = None
+    ) -> CompletionForm:
         is_chat = isinstance(body, ChatRequest)
         return CompletionForm(
             id=f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -110,6 +120,7 @@ class Generator:
             chat=is_chat,
             ends_with_usage=body.wants_usage_chunk,
             call=call_for(body) if isinstance(body, ChatRequest) else None,
+            prompt_token_ids=shown,
         )
 
     async def message(self, request: web.Request, body: MessagesRequest) -> web.StreamResponse:
@@ -134,7 +145,7 @@ class Generator:
         self, request: web.Request, chat: ChatRequest, form: AnswerForm
     ) -> web.StreamResponse:
         self.check_model(chat.model)
-        prompt = await requests.of_chat(self._tokens, chat)
+        prompt = await self._of_chat(chat)
         jobs = self._jobs(request, chat, prompt, chat.max_tokens)
         return await self._answer(request, chat, jobs, form)
 

@@ -26,6 +26,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     stream: bool | None = None
     cache_salt: str | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
     def as_chat(self) -> ChatRequest:
         """Returns the conversation to which the engine converts it.
@@ -49,6 +50,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
             tools=[_function(tool) for tool in functions] or None,
             stream=self.stream,
             cache_salt=self.cache_salt,
+            kv_transfer_params=self.kv_transfer_params,
         )
 
 

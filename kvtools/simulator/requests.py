@@ -45,6 +45,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     bootstrap_port: int | list[int] | None = None
     bootstrap_room: int | list[int] | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    return_token_ids: bool | None = None
 
     @property
     def choices(self) -> int:

@@ -81,6 +81,10 @@ class Settings:
     """Data-parallel ranks, each with a cache and publishers, behind one API."""
     ignores_ranks: bool = False
     """Compute a request on any rank, whatever rank it names, as vLLM's /v1/responses does."""
+    shows_token_ids: bool = False
+    """Answer chats with the ids of their prompts if requests ask for them (`return_token_ids`)."""
+    ignores_token_ids: bool = False
+    """Tokenize conversations although requests bring their token ids."""
     model: str = "tiny"
     """The name that requests use."""
     loras: tuple[str, ...] = ()

@@ -40,6 +40,22 @@ async def test_repeated_prompt_is_cached_but_for_its_last_block(client: Client) 
     assert again["choices"] == first["choices"]
 
 
+async def test_chat_shows_the_ids_that_it_was_given_unless_they_are_ignored() -> None:
+    body = {
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 1,
+        "return_token_ids": True,
+        "kv_transfer_params": {"prompt_token_ids": [11, 12, 13]},
+    }
+    shown = []
+    for ignores in (False, True):
+        settings = Settings(shows_token_ids=True, ignores_token_ids=ignores)
+        async with running(settings) as worker, Client(worker.url) as client:
+            answer = await post(client, "/v1/chat/completions", body)
+            shown.append(answer["prompt_token_ids"])
+    assert shown[0] == [11, 12, 13] != shown[1]
+
+
 async def test_next_turn_of_a_chat_finds_the_answer_in_the_cache() -> None:
     messages = [{"role": "user", "content": LONG}]
     computed = 0
