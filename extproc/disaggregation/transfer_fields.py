@@ -10,12 +10,14 @@ and `mooncake_connector.py` (kv_transfer_params).
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from extproc._core import id_list
 from extproc.base import address
 from extproc.config.sections import (
     MOONCAKE,
     SGLANG,
 )
 from extproc.requests.added_fields import Body, members, with_members
+from kvstate.overlap import Tokens
 
 # The paths on which engines read these fields.
 PATHS = ("/v1/chat/completions", "/v1/completions")
@@ -37,6 +39,9 @@ _ONE_TOKEN = {
 
 
 _CHAT = {"max_completion_tokens": 1}
+
+# How the fields of vLLM's connectors begin, for both workers.
+_OPENING = b'"kv_transfer_params":{'
 
 
 class Transfer(NamedTuple):
@@ -111,11 +116,19 @@ def pulled(source: str, port: int, number: int) -> Transfer:
     )
 
 
-def edited(body: Body, fields: Transfer) -> EditedBody | None:
-    """Returns a body with these fields at its end; None if it is not an object."""
-    written = with_members(body, fields.decode)
+def edited(body: Body, fields: Transfer, tokens: Tokens | None = None) -> EditedBody | None:
+    """Returns a body with these fields at its end; None if it is not an object.
+
+    tokens: the ids of the prompt, for engines that take them beside the fields; None for none. Both
+    workers get them, since they stand before the end that is cut.
+    """
+    shared, (decode, prefill) = b"", fields
+    if tokens is not None and decode.startswith(_OPENING):
+        shared = b'%b"prompt_token_ids":%b,' % (_OPENING, id_list(tokens))
+        decode, prefill = decode.removeprefix(_OPENING), prefill.removeprefix(_OPENING)
+    written = with_members(body, shared + decode)
     if written is None:
         return None
-    cut_bytes = len(fields.decode) + len(b"}")
-    tail = f"{cut_bytes}:{fields.prefill.decode()}}}" if fields.prefill else ""
+    cut_bytes = len(decode) + len(b"}")
+    tail = f"{cut_bytes}:{prefill.decode()}}}" if prefill else ""
     return EditedBody(written, tail)

@@ -50,7 +50,8 @@ class Legs(Feature):
         fields = None if body is None else self._transfer(decision, path)
         if body is None or fields is None:
             return NOTHING_WRITTEN
-        changed = edited(body, fields)
+        handing = decision.handing
+        changed = edited(body, fields, None if handing is None else handing.tokens)
         if changed is None:
             return NOTHING_WRITTEN if decision.prefill is None else refused_body(path)
         return Written(self._headers(decision, changed.tail), changed.body)

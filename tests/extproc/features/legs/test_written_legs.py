@@ -1,6 +1,7 @@
 """What tells the proxy and the engines of a request's legs."""
 
 import json
+from array import array
 
 import msgspec
 
@@ -8,9 +9,11 @@ from extproc.config.schema import Config, Model
 from extproc.config.sections import Disaggregation
 from extproc.features.feature import NOTHING_WRITTEN, Written
 from extproc.features.legs.legs import Legs
+from extproc.proof.samples import HANDED
 from extproc.requests.refusals import refused_body
 from extproc.requests.request import CHAT_PATH as CHAT
 from extproc.routing.decision import Decision, PullSource, Split
+from extproc.routing.handing import Handing
 from tests.extproc.admin.decisions import decided as placed
 
 
@@ -71,3 +74,31 @@ def test_mirroring_refuses_an_unchangeable_body_only_where_two_legs_are_needed()
     legs, apart = mirroring()
     assert legs.write(placed(), CHAT, b"[]") == NOTHING_WRITTEN
     assert legs.write(apart, CHAT, b"[]") == refused_body(CHAT)
+
+
+def test_both_legs_get_the_ids_of_the_prompt_beside_the_connectors_own_fields() -> None:
+    rules = Disaggregation("mirror", "offloading")
+    legs = Legs(Config(models=(Model("m"),), disaggregation=rules), bits=lambda _: 7)
+    ids = Handing(HANDED, array("I", range(1000, 1500)))
+    split = Split(placed(names=["p:1"]), "it holds more")
+    said = legs.write(msgspec.structs.replace(placed(), split=split, handing=ids), CHAT, b"{}")
+    assert isinstance(said, Written)
+    body, tail = bytes(said.body or b"").decode(), dict(said.headers)["x-kvsteer-prefill-tail"]
+    cut, _, end = tail.partition(":")
+    assert len(tail) < 300
+    both = [json.loads(one) for one in (body, body[: -int(cut)] + end)]
+    params = [one["kv_transfer_params"] for one in both]
+    assert [one["prompt_token_ids"] for one in params] == [[*range(1000, 1500)]] * 2
+    assert ["remote_prefiller" in one for one in params] == [True, False]
+    assert ["remote_decoder" in one for one in params] == [False, True]
+
+
+def test_body_that_pulls_gets_the_ids_beside_its_source() -> None:
+    rules = Disaggregation(None, "offloading", min_pulled_tokens=64)
+    legs = Legs(Config(models=(Model("m"),), disaggregation=rules))
+    ids = Handing(HANDED, array("I", [1, 2]))
+    made = msgspec.structs.replace(placed(), source=PullSource("b:1", 5710, 64), handing=ids)
+    said = legs.write(made, CHAT, b"{}")
+    assert isinstance(said, Written)
+    params = json.loads(bytes(said.body or b""))["kv_transfer_params"]
+    assert (params["prompt_token_ids"], "remote_kv_source" in params) == ([1, 2], True)
