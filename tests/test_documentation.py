@@ -21,6 +21,7 @@ from extproc.config.schema import Config
 from extproc.disaggregation.legs import WORDS
 from extproc.features.classes.class_figures import ClassFigures
 from extproc.features.fetching.store_figures import StoreCollector
+from extproc.features.handing.handing_figures import HandingFigures
 from extproc.features.holding.hold_figures import HoldFigures
 from extproc.features.recording.recorder import Recorder, RecorderCollector
 from extproc.fleet.discovery.discovery import DiscoveryCollector
@@ -31,6 +32,7 @@ from extproc.observing.faults import FaultCollector, Faults
 from extproc.observing.fleet_families import ServerCollector, ServerFigures
 from extproc.observing.metrics import Metrics
 from extproc.observing.unrecognized import UnrecognizedCollector, UnrecognizedRequests
+from extproc.routing.handing import OUTCOMES
 from extproc.routing.steering import Steering
 from extproc.running.feed_role import FeedRoleCollector
 from extproc.running.state_file import StateCollector
@@ -132,6 +134,7 @@ def test_metrics_are_all_documented_with_their_type() -> None:
     metrics.registry.register(StoreCollector(list))
     metrics.registry.register(ClassFigures())
     metrics.registry.register(HoldFigures(dict))
+    metrics.registry.register(HandingFigures(tuple))
     recorder = Recorder(Config().recorder, "trace.jsonl", bytes(32))
     metrics.registry.register(RecorderCollector(recorder))
     metrics.registry.register(SteeringCollector(DeliveryCounts(), {}, {}, Steering()))
@@ -270,3 +273,9 @@ def test_site_is_built_without_a_warning(tmp_path: Path) -> None:
     # a step's commands belong to the step: what is not indented far enough ends the list
     steps = (tmp_path / "gateways" / "index.html").read_text().partition("<ol>")[2]
     assert "kubectl apply -k" in steps.partition("</ol>")[0]
+
+
+def test_outcomes_of_token_ids_are_all_documented() -> None:
+    page = (DOCS / "metrics.md").read_text().partition("## Outcomes of token ids\n")[2]
+    rows = re.findall(r"^\| (`.*?) \|", page.partition("\n## ")[0], re.MULTILINE)
+    assert names_said(" ".join(rows)) == set(OUTCOMES)

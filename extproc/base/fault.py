@@ -70,6 +70,11 @@ KINDS: Mapping[str, FaultKind] = {
         " does; `events.zmq` may name another server's port",
         is_logged=True,
     ),
+    "handover-refuted": FaultKind(
+        "find out which tokens differ (GET /models, `kvsteer doctor`); it is tried again once the"
+        " engine starts anew",
+        is_logged=True,
+    ),
     "model-unknown": FaultKind(
         "name the model in `models[].name` or `aliases`, an adapter in `models[].lora`"
     ),

@@ -1,7 +1,7 @@
 """Notes about optional features that, as they are configured, do nothing or less than it seems.
 
-Tenants apart, classes, siblings, holds, pulls, stores and deletion costs are off by default; none
-of them says so at run time if something that it needs is missing.
+Tenants apart, classes, siblings, holds, handed tokens, pulls, stores and deletion costs are off by
+default; none of them says so at run time if something that it needs is missing.
 """
 
 from collections.abc import Iterator
@@ -22,6 +22,7 @@ def feature_doubts(config: Config) -> Iterator[str]:
     yield from _classes(config)
     yield from _siblings(config)
     yield from _hold(config)
+    yield from _handed_tokens(config)
     yield from _pulls(config)
     for number, store in enumerate(config.stores):
         yield from _store(f"stores[{number}]", store, config)
@@ -86,6 +87,18 @@ def _hold(config: Config) -> Iterator[str]:
     yield from _without_cost(key, config)
     if not _has_feeds(config):
         yield f"{key}: nobody waits: without events nobody knows what workers hold"
+
+
+def _handed_tokens(config: Config) -> Iterator[str]:
+    """Yields why no engine would get token ids, although some should."""
+    if not config.policy.hand_tokens.enabled:
+        return
+    key = "policy.hand_tokens.enabled"
+    if not _has_feeds(config):
+        yield f"{key}: nothing is handed over: without events nobody sees an engine start anew"
+    for model in config.models:
+        if model.tokenizer is None:
+            yield f"{key}: changes nothing for model {model.name}, which has no tokenizer"
 
 
 def _without_cost(key: str, config: Config) -> Iterator[str]:

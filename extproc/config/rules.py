@@ -294,6 +294,13 @@ def _held_classes(config: Config) -> Iterator[str]:
             yield f"policy.hold.classes: {name!r} is the name of no class"
 
 
+def _counted_tokens(config: Config) -> Iterator[str]:
+    if config.policy.hand_tokens.enabled and config.accounting.responses != USAGE:
+        yield (
+            f"policy.hand_tokens.enabled: needs accounting.responses: {USAGE}, to compare counts"
+        )
+
+
 def _priced_pulls(config: Config) -> Iterator[str]:
     rules = config.disaggregation
     if rules.price_pulls and rules.min_pulled_tokens is None:
@@ -681,6 +688,7 @@ _RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     _class_names,
     _class_default,
     _held_classes,
+    _counted_tokens,
     _priced_pulls,
     _pulls,
     _mirror,

@@ -39,6 +39,7 @@ from extproc.config.sections import (
     State,
     SteeringSettings,
     StoreSettings,
+    TokenHandover,
     setting,
 )
 
@@ -514,6 +515,7 @@ class Policy:
     )
     classes: Classes | None = setting("classes of requests, which go before each other", None)
     hold: HoldSettings = setting("requests that wait until there is room", HoldSettings)
+    hand_tokens: TokenHandover = setting("token ids that go with requests", TokenHandover)
     shed: bool = setting("true: answer 429 if all workers are above max_in_flight", default=False)
     refuse: bool = setting("true: answer 503 if no worker may take a request", default=False)
 

@@ -280,6 +280,30 @@ class HoldSettings:
         return self.bound_seconds + HOLD_MARGIN_SECONDS
 
 
+@dataclass(frozen=True, slots=True)
+class TokenHandover:
+    """Token ids that go with requests, so that engines need not make them again.
+
+    Only where they are proved to be the engine's. It needs `accounting.responses: usage`.
+    """
+
+    enabled: bool = setting(
+        "true: engines get the token ids of long prompts, where these are proved",
+        default=False,
+    )
+    min_tokens: int = setting(
+        "shorter prompts go without",
+        4_096,
+        minimum=1,
+    )
+    sample_every: int = setting(
+        "one of so many requests goes without, and what its engine counts is compared",
+        64,
+        minimum=2,
+        maximum=1_000_000,
+    )
+
+
 # What becomes of a request that names no tenant, and of all requests while the router is away.
 REFUSE, COMMON = "refuse", "common"
 OPEN, CLOSED = "open", "closed"

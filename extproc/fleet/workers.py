@@ -187,10 +187,12 @@ class Workers:
         """Notes that a worker's feed lost its connection, mostly because the worker died.
 
         Until a health probe, it computes prompts for other workers only if no other can: a request
-        that names a dead worker cannot be saved by a retry.
+        that names a dead worker cannot be saved by a retry. And it gets token ids only once a
+        sample agrees again, since it may start anew with other files.
         """
         worker = self.records.get(name)
         if worker is not None:
+            worker.proof.samples.restart()
             self.upstreams.doubt(worker.endpoint, is_doubted=True)
 
     def note_moved(self, worker: Worker, endpoint: str) -> None:

@@ -117,12 +117,19 @@ class Proofs:
         self._watchers.append(reconsider)
 
     def note_sent(
-        self, worker: str, prompt: Prompt, forms: int, overlap: Overlap | None
+        self,
+        worker: str,
+        prompt: Prompt,
+        forms: int,
+        overlap: Overlap | None,
+        *,
+        is_sample: bool = False,
     ) -> SentRequest | None:
         """Notes a request sent to a worker; returns it if it will be looked up, else None.
 
         prompt: tokenized here. forms: of the request. overlap: what the worker holds of the prompt.
-        The caller passes the request to `ended` when it is over, or to `dropped`.
+        is_sample: whether it is one of few that go without their ids, so that it does not wait for
+        its turn. The caller passes the request to `ended` when it is over, or to `dropped`.
         """
         clock = self._monotonic
         record, now = self._records.get(worker), clock()
@@ -130,7 +137,7 @@ class Proofs:
         if record is None:
             return None
         is_proved = record.proof.is_proved(forms) and not record.proof.feed_tally.has_bad
-        if not record.lookups.is_open(now, is_proved=is_proved):
+        if not (is_sample or record.lookups.is_open(now, is_proved=is_proved)):
             return None
         self._look_up_due(worker, record, now)
         return self._kept(worker, record, prompt, forms, overlap)
@@ -271,6 +278,15 @@ class Proofs:
             return False
         return not record.proof.refuted & forms and record.proof.is_proved(forms & BY_RELEASE)
 
+    def has_proved(self, worker: str, forms: int) -> bool:
+        """Returns whether a worker's tokens of these forms are proved, and nothing speaks against
+        its feed.
+        """
+        record = self._records.get(worker)
+        if record is None or record.proof.is_disbelieved:
+            return False
+        return record.proof.is_proved(forms)
+
     def state(self, worker: str, forms: int = AGREED_FORMS) -> str:
         """Returns the fleet's state; SILENT or CONTRADICTED if its feed is, and DIFFERS, DOUBTED or
         UNPROVED if these forms are, so that what was sent to the worker counts as well.
@@ -319,7 +335,14 @@ class Proofs:
         return CONTRADICTED, record.proof.predictions.in_words
 
     def faults(self) -> Iterator[Fault]:
-        """Yields a fault for each worker whose feed is silent, or predicts wrongly."""
+        """Yields a fault for each worker whose feed is silent, or predicts wrongly, or that gets no
+        token ids any more.
+        """
+        for name, record in self._records.items():
+            refuted = record.proof.samples.refuted
+            if refuted:
+                says = f"token ids no longer go with requests: {refuted}"
+                yield Fault("handover-refuted", f"worker {name}", says)
         for proof in sorted(self._distrusted, key=_name_of) if self._has_distrusted else ():
             why = self.silence(proof.worker) if self._is_current(proof) else ""
             if why and not self._feeds.is_unsequenced(proof.worker):  # a fault of its own
@@ -341,7 +364,9 @@ class Proofs:
         if record is None:
             return TokenProof(worker).as_json(now)
         self._look_up_due(worker, record, now)
-        return record.proof.as_json(now)
+        shown = record.proof.as_json(now)
+        samples = record.proof.samples
+        return {**shown, "samples": samples.as_json()} if samples.results else shown
 
     def _look_up_due(self, worker: str, record: HasProof, now: float) -> None:
         """Looks up one request that is over: a step of bounded length, once or twice a second."""

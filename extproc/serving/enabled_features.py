@@ -6,6 +6,7 @@ from extproc.config.schema import Config
 from extproc.features.classes.classes import classes
 from extproc.features.feature import Feature
 from extproc.features.fetching.fetching import fetching
+from extproc.features.handing.handing import handing
 from extproc.features.holding.holding import holding
 from extproc.features.legs.legs import legs
 from extproc.features.router_parts import RouterParts
@@ -16,6 +17,7 @@ FEATURES: Sequence[Callable[[Config, RouterParts], Feature | None]] = (
     classes,
     fetching,
     holding,
+    handing,
     legs,
 )
 

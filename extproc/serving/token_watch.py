@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from extproc.proof.lookups import SentRequest
+from extproc.proof.samples import SAMPLE
 from extproc.proof.trust import Proofs
 from extproc.routing.decision import Decision
 from extproc.routing.inputs.query import Media, Query
@@ -28,17 +29,23 @@ class TokenWatch:
 
     def begin(self, decision: Decision, query: Query, ticket: Ticket) -> None:
         """Keeps what can be compared once the request is answered, and looked up once it ended."""
+        handing, forms = decision.handing, query.forms
+        if handing is not None and handing.tokens is not None:
+            forms = 0  # its engine shows the ids that go with it, which proves no form
         if self._compares and query.sole is not None:
-            ticket.compared = query.sole, query.forms
+            ticket.compared = query.sole, forms
         if decision.is_steered and query.forms and len(query.prompts) == 1:
-            ticket.sent = self._note_sent(decision, query)
+            ticket.sent = self._note_sent(decision, query, forms)
 
-    def _note_sent(self, decision: Decision, query: Query) -> tuple[str, SentRequest] | None:
+    def _note_sent(
+        self, decision: Decision, query: Query, forms: int
+    ) -> tuple[str, SentRequest] | None:
         worker, prompt = decision.worker, query.prompts[0]
         if query.media is not None:
             prompt = _text_of(prompt, query.media)
         overlap = decision.basis.overlaps[0].get(worker)
-        sent = self.proofs.note_sent(worker, prompt, query.forms, overlap)
+        is_sample = decision.handing is not None and decision.handing.outcome == SAMPLE
+        sent = self.proofs.note_sent(worker, prompt, forms, overlap, is_sample=is_sample)
         return None if sent is None else (worker, sent)
 
     def note_answer(self, ticket: Ticket) -> None:

@@ -7,6 +7,7 @@ from extproc.config.reader import parse
 
 MODELS = "models: [{name: m}, {name: n, policy: random}]"
 ONE_MODEL = "models: [{name: m}]"
+REMOTE = "models: [{name: m, tokenizer: {remote: true}}]"
 RANDOM = "policy: {name: random}"
 FEED = "events: {zmq: 'tcp://a:9'}"
 WORKERS = f"workers: [{{endpoint: 'a:1', transfer_port: 5, {FEED}}}, {{endpoint: 'b:1'}}]"
@@ -20,6 +21,7 @@ CLASSES = "policy: {{classes: {{header: h, default: a, of: [{{name: a}}, {{name:
 SIBLINGS = "policy: {{name: {}, cost: {{siblings_percent: 60}}}}"
 ROUTERS = "envoy: {{routers: {{addresses: ['r:1', 'q:1'], choice: {}}}}}"
 HOLD = "policy: {{name: {}, hold: {{enabled: true}}}}"
+HANDED = "policy: {hand_tokens: {enabled: true}}"
 PULLS = "disaggregation: {connector: offloading, min_pulled_tokens: 64, price_pulls: true}"
 STORE = "stores: [{{name: s, workers: ['{}']{}}}]"
 PODS = "discovery: {kubernetes: {selector: a, deletion_cost: true}}"
@@ -58,6 +60,11 @@ SHARED = "sharing: {url: 'directory:/d'}"
         ([ONE_MODEL, WORKERS, HOLD.format("random")], ["nothing with policy.name random"]),
         ([ONE_MODEL, NO_FEEDS, HOLD.format("cost")], ["nobody waits: without events"]),
         ([ONE_MODEL, WORKERS, OFF, HOLD.format("cost")], ["nobody waits: without events"]),
+        ([ONE_MODEL, WORKERS, USAGE, HANDED], ["model m, which has no tokenizer"]),
+        (
+            [REMOTE, WORKERS, OFF, USAGE, HANDED],
+            ["nothing is handed over: without events"],
+        ),
         ([ONE_MODEL, WORKERS, PULLS], ["1 of 2 workers have a transfer_port"]),
         ([ONE_MODEL, WORKERS, PULLS, "discovery: {file: f}"], []),
         ([ONE_MODEL, NO_FEEDS, PULLS.replace("true", "false"), RANDOM], ["without events nobody"]),

@@ -155,6 +155,10 @@ def with_events(rest: str) -> str:
             "policy.hold.classes: 'batch' is the name of no class",
         ),
         (
+            [MODEL, WORKER, "policy: {hand_tokens: {enabled: true}}"],
+            "policy.hand_tokens.enabled: needs accounting.responses: usage, to compare counts",
+        ),
+        (
             [MODEL, WORKER, "steering: {header: 'a b'}"],
             "steering.header: is not a valid header name: 'a b'",
         ),

@@ -1,0 +1,1 @@
+"""Token ids that go with requests: `policy.hand_tokens`."""

@@ -1,0 +1,168 @@
+"""Handing over token ids, as a feature: engines get those of prompts that are proved there.
+
+The ids of the next turn are known here in a fraction of a millisecond; an engine renders and
+tokenizes the whole conversation again. But an engine that is given ids answers whatever they say.
+So they go along only where all workers to which the proxy may send the request have proved its
+forms, and as long as samples agree (`extproc.proof.samples`).
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+from prometheus_client.registry import Collector
+
+from extproc.base.engine import VLLM
+from extproc.config.schema import Config
+from extproc.config.sections import TokenHandover
+from extproc.features.feature import Feature
+from extproc.features.handing.handing_figures import HandingFigures
+from extproc.features.handing.id_fields import FIELDS, IdField, member_of
+from extproc.features.handing.judging import is_placed, result_of, traits_of, why_kept
+from extproc.features.router_parts import RouterParts
+from extproc.fleet.records.worker import Worker
+from extproc.fleet.workers import Workers
+from extproc.observing.outcomes import Outcome
+from extproc.proof.samples import DISAGREED, HANDED, SAMPLE, Samples, step_among
+from extproc.requests.request import RoutingRequest
+from extproc.routing.decision import Decision
+from extproc.routing.handing import NOT_LIVE, UNPROVED, Handing
+from extproc.routing.inputs.query import Query
+
+log = logging.getLogger("kvsteer.tokens")
+
+
+class HandTokens(Feature):
+    """Has ids go with requests. writes_legs: whether bodies tell of other workers' parts."""
+
+    def __init__(self, rules: TokenHandover, workers: Workers, *, writes_legs: bool) -> None:
+        self._rules = rules
+        self._workers = workers
+        self._proofs = workers.proofs
+        self._writes_legs = writes_legs
+        self._figures = HandingFigures(self._samples)
+
+    def collectors(self) -> Sequence[Collector]:
+        """Returns what shows the figures of handed ids."""
+        return (self._figures,)
+
+    def _samples(self) -> Iterator[tuple[str, Samples]]:
+        for name, record in self._workers.records.items():
+            if record.proof.samples.results:
+                yield name, record.proof.samples
+
+    def dress(self, decision: Decision, request: RoutingRequest, query: Query) -> Decision:
+        """Says whether the ids of a request's prompt go with it."""
+        if not is_placed(decision):
+            return decision
+        handing = self._handing(decision, request, query)
+        return msgspec.structs.replace(decision, handing=handing)
+
+    def _handing(self, decision: Decision, request: RoutingRequest, query: Query) -> Handing:
+        kept = why_kept(
+            decision, request, query, self._rules.min_tokens, writes_legs=self._writes_legs
+        )
+        if kept:
+            return Handing(kept)
+        path = request.head.path
+        members = list(self._members(query.model))
+        unproved = self._unproved(members, query.forms, FIELDS[path])
+        if unproved:
+            return Handing(UNPROVED, worker=unproved)
+        named = frozenset(decision.pick)
+        for worker in members:
+            if worker.endpoint in named and not self._proofs.is_live(worker.name, query.forms):
+                return Handing(NOT_LIVE, worker=worker.name)
+        return self._step(decision, query, members, traits_of(query.forms, path, query.lora))
+
+    def _members(self, model: str | None) -> Iterator[Worker]:
+        """Yields the workers that the proxy may choose for a model, however they are now."""
+        model_of = self._workers.candidates.model_of
+        return (one for one in self._workers.records.values() if model_of(one) in (model, None))
+
+    def _unproved(self, members: Iterable[Worker], forms: int, field: IdField) -> str:
+        """Returns the name of a worker that may not get ids, "" if there is none."""
+        wanted, has_proved = forms | field.form, self._proofs.has_proved
+        for worker in members:
+            if not has_proved(worker.name, wanted) or not (field.form or self._takes_ids(worker)):
+                return worker.name
+        return ""
+
+    def _takes_ids(self, worker: Worker) -> bool:
+        """Returns whether a worker is known to take a prompt of ids as it takes a text.
+
+        A Rust front end refuses a body in which a member stands twice.
+        """
+        dialect = self._workers.candidates.dialect_of(worker)
+        engine = worker.engine
+        if dialect is None or engine is None:
+            return False
+        return engine.name == VLLM and not dialect.is_rust
+
+    def _step(
+        self, decision: Decision, query: Query, members: Sequence[Worker], traits: Sequence[str]
+    ) -> Handing:
+        """Returns what samples say."""
+        cluster = {one.name: one.proof.samples for one in members}
+        step, refuted = step_among(decision.worker, cluster, traits)
+        tokens, own = query.prompts[0].tokens, cluster[decision.worker]
+        handed = tokens if step == HANDED else None
+        return Handing(step, handed, traits, own, own.start, len(tokens), refuted)
+
+    def begin(self, request: RoutingRequest, query: Query, decision: Decision, now: float) -> None:
+        """Counts a request, and one less before the next sample if its ids go with it."""
+        handing = decision.handing
+        if handing is None:
+            return
+        tokens = 0 if handing.tokens is None else len(handing.tokens)
+        self._figures.count(decision.model or "", handing.outcome, tokens)
+        if tokens and handing.samples is not None:
+            handing.samples.note_handed(handing.traits)
+
+    def extend(self, decision: Decision, path: str) -> bytes:
+        """Returns the member with the ids of a request's prompt, if they go with it.
+
+        Where another worker has a part in it, the feature that says so writes them.
+        """
+        handing = decision.handing
+        if handing is None or handing.tokens is None:
+            return b""
+        has_parts = decision.prefill is not None or decision.source is not None
+        if has_parts and FIELDS[path].form:  # in the field in which the parts are told
+            return b""
+        return member_of(path, handing.tokens)
+
+    def note_end(
+        self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_sent: bool
+    ) -> None:
+        """Compares what an engine counted with the ids here."""
+        handing = decision.handing
+        if handing is None or handing.samples is None or not is_sent:
+            return
+        is_sample = handing.outcome == SAMPLE
+        result = result_of(outcome, handing.prompt_tokens, is_sample=is_sample)
+        if not is_sample and result != DISAGREED:
+            return
+        says = _disagreement(outcome, handing.prompt_tokens)
+        every = self._rules.sample_every
+        if handing.samples.note_result(result, handing.traits, every, handing.start, says):
+            log.warning(
+                "worker %s: token ids no longer go with requests until it starts anew: %s",
+                decision.worker,
+                says,
+            )
+
+
+def _disagreement(outcome: Outcome | None, tokens: int) -> str:
+    if outcome is None:
+        return ""
+    counted = outcome.reported.prompt_tokens
+    return f"its engine counted {counted} tokens in a prompt of {tokens}"
+
+
+def handing(config: Config, parts: RouterParts) -> HandTokens | None:
+    """Returns the feature if ids may go with requests."""
+    rules, legs = config.policy.hand_tokens, config.disaggregation
+    if not rules.enabled:
+        return None
+    return HandTokens(rules, parts.workers, writes_legs=legs.changes_bodies)
