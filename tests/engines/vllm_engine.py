@@ -93,6 +93,12 @@ class Engine:
         self._buffer_batches = buffer_batches
         self._process: Process | None = None
 
+    @property
+    def pid(self) -> int:
+        """The process of its API; it must run."""
+        assert self._process is not None
+        return self._process.pid
+
     async def start(self) -> None:
         """Starts it, and waits until it answers."""
         with self.log.open("ab") as log:
