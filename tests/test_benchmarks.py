@@ -18,6 +18,7 @@ SMOKES = {
     "extproc.py": [],
     "extproc_counts.py": [],
     "feeds.py": [],
+    "hand_tokens.py": [],
     "in_code.py": [],
     "index.py": [],
     "judge.py": ["--contestant", "KVSteer, lean", "--contestant", "RING_HASH, 150 %"],
