@@ -54,6 +54,9 @@ def explained(explanation: Mapping[str, Any], layout: Layout = PLAIN) -> list[st
     treatment = explanation.get("treatment")  # only of a request that was asked about
     if treatment and treatment["why"]:
         lines.append(f"Before: {plain(treatment['why'])}.")
+    token_ids = explanation.get("token_ids")  # only where they may go along
+    if token_ids:
+        lines.append(f"Token ids: {plain(token_ids['why'])}.")
     if rows:
         lines += ["", *table(_HEADS, rows, "<<>>>>><")]
     if len(ranked) > MAX_CANDIDATES:

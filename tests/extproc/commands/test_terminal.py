@@ -95,6 +95,11 @@ def test_explained_says_what_was_done_before_the_pick() -> None:
     assert explained(answer(candidate("a"), treatment={"why": ""}))[1] == ""
 
 
+def test_explained_says_whether_token_ids_go_along() -> None:
+    shown = answer(candidate("a"), token_ids={"why": "a sample disagreed (b:1)"})
+    assert explained(shown)[1] == "Token ids: a sample disagreed (b:1)."
+
+
 def test_explained_gives_each_reason_in_words() -> None:
     counted = candidate("a", uncertain_tokens=1, speculative_tokens=2, approximate_tokens=3)
     for reason, words in (
