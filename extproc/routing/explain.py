@@ -84,7 +84,7 @@ def explanation_with(decision: Decision, shown: object) -> dict[str, Any]:
 def _token_ids(handing: Handing) -> dict[str, Any]:
     """Returns whether a request's token ids go with it, and why not."""
     return {
-        "handed": handing.tokens is not None,
+        "handed": handing.is_handed,
         "outcome": handing.outcome,
         "why": handing.in_words,
     }

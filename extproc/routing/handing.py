@@ -5,7 +5,8 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+
+import msgspec
 
 from extproc.proof.samples import HANDED, REFUTED, SAMPLE, Samples
 from kvstate.overlap import Tokens
@@ -40,12 +41,13 @@ WORDS: Mapping[str, str] = MappingProxyType(
 OUTCOMES = tuple(WORDS)
 
 
-class Handing(NamedTuple):
+class Handing(msgspec.Struct, eq=False):
     """Whether the ids of a request's prompt go with it.
 
-    outcome: one of `OUTCOMES`. tokens: those that go with it, None for none. traits: of the
-    request. samples, start: of the worker that is picked, None if ids stay here anyway.
-    prompt_tokens: how many the prompt has. worker: of which the outcome tells, "" for none.
+    outcome: one of `OUTCOMES`. tokens: those that go with it, None for none, and once it is over,
+    since decisions are kept longer. traits: of the request. samples, start: of the worker that is
+    picked, None if ids stay here anyway. prompt_tokens: how many the prompt has. worker: of which
+    the outcome tells, "" for none.
     """
 
     outcome: str
@@ -55,6 +57,11 @@ class Handing(NamedTuple):
     start: int = 0
     prompt_tokens: int = 0
     worker: str = ""
+
+    @property
+    def is_handed(self) -> bool:
+        """Whether the ids go with it."""
+        return self.outcome == HANDED
 
     @property
     def in_words(self) -> str:

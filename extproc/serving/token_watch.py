@@ -30,7 +30,7 @@ class TokenWatch:
     def begin(self, decision: Decision, query: Query, ticket: Ticket) -> None:
         """Keeps what can be compared once the request is answered, and looked up once it ended."""
         handing, forms = decision.handing, query.forms
-        if handing is not None and handing.tokens is not None:
+        if handing is not None and handing.is_handed:
             forms = 0  # its engine shows the ids that go with it, which proves no form
         if self._compares and query.sole is not None:
             ticket.compared = query.sole, forms

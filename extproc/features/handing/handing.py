@@ -135,9 +135,12 @@ class HandTokens(Feature):
     def note_end(
         self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_sent: bool
     ) -> None:
-        """Compares what an engine counted with the ids here."""
+        """Compares what an engine counted with the ids here, and forgets them."""
         handing = decision.handing
-        if handing is None or handing.samples is None or not is_sent:
+        if handing is None or handing.samples is None:
+            return
+        handing.tokens = None
+        if not is_sent:
             return
         is_sample = handing.outcome == SAMPLE
         result = result_of(outcome, handing.prompt_tokens, is_sample=is_sample)

@@ -1,0 +1,96 @@
+"""Token ids that go with requests: what the feature does with a decision."""
+
+import logging
+from array import array
+
+import pytest
+from msgspec.structs import replace
+
+from extproc.config.reader import parse
+from extproc.features.handing.handing import HandTokens
+from extproc.fleet.workers import Workers
+from extproc.observing.outcomes import Outcome
+from extproc.observing.usage import Usage
+from extproc.proof.samples import HANDED, SAMPLE, Samples
+from extproc.requests.request import CHAT_PATH, PLAIN_REQUEST, Head
+from extproc.routing.decision import Decision, PullSource
+from extproc.routing.handing import FEW, UNPROVED, Handing
+from extproc.routing.inputs.query import Query
+from kvstate.fleet import FollowedWorkers
+from kvstate.overlap import Prompt
+from tests.extproc.admin.decisions import decided
+from tests.extproc.serving.routers import of
+
+CONFIG = "models: [{name: m}]\nworkers: [{endpoint: 'a:1'}]\n"
+PROMPT = Prompt("m", array("I", range(5000)))
+REQUEST = replace(PLAIN_REQUEST, head=Head("POST", CHAT_PATH, None), body=b"{}", reason="")
+COUNTED = Outcome("m", "a:1", False, 200, 0.1, 5000, 0, Usage(5001, 0, "prompt", 1), True)
+
+
+@pytest.fixture
+def feature() -> HandTokens:
+    config = parse(CONFIG, "c")
+    workers = Workers(config, FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
+    return HandTokens(config.policy.hand_tokens, workers, writes_legs=True)
+
+
+def with_ids(samples: Samples, outcome: str = HANDED) -> Decision:
+    tokens = PROMPT.tokens if outcome == HANDED else None
+    ids = Handing(outcome, tokens, (CHAT_PATH,), samples, samples.start, len(PROMPT.tokens))
+    return replace(decided(), handing=ids)
+
+
+def test_ids_stay_here_until_all_workers_have_proved_them(feature: HandTokens) -> None:
+    query = Query("m", [PROMPT], forms=2)
+    made = feature.dress(decided(), REQUEST, query).handing
+    assert made is not None
+    assert (made.outcome, made.worker) == (UNPROVED, "a:1")
+    few = replace(query, prompts=[Prompt("m", array("I", [1]))])
+    dressed = feature.dress(decided(), REQUEST, few).handing
+    assert dressed is not None
+    assert dressed.outcome == FEW
+
+
+def test_decision_that_goes_nowhere_is_left_as_it_is(feature: HandTokens) -> None:
+    made = replace(decided(), pick=())
+    assert feature.dress(made, REQUEST, Query("m", [PROMPT], forms=2)) is made
+
+
+def test_ids_are_written_where_no_other_worker_has_a_part(feature: HandTokens) -> None:
+    made = with_ids(Samples())
+    assert feature.extend(made, CHAT_PATH).startswith(
+        b'"kv_transfer_params":{"prompt_token_ids":[0'
+    )
+    assert feature.extend(decided(), CHAT_PATH) == b""
+    pulls = replace(made, source=PullSource("b:1", 1, 64))
+    assert feature.extend(pulls, CHAT_PATH) == b""
+    assert feature.extend(pulls, "/v1/completions").startswith(b'"prompt":[0')
+
+
+def test_request_that_is_over_keeps_no_ids(feature: HandTokens) -> None:
+    made = with_ids(Samples())
+    feature.note_end(made, None, is_booked=True, is_sent=False)
+    assert made.handing is not None
+    assert (made.handing.tokens, made.handing.is_handed) == (None, True)
+    feature.note_end(decided(), None, is_booked=True, is_sent=True)
+
+
+@pytest.mark.parametrize("outcome", [HANDED, SAMPLE])
+def test_count_that_disagrees_is_logged_once(
+    feature: HandTokens, caplog: pytest.LogCaptureFixture, outcome: str
+) -> None:
+    samples = Samples()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            made = with_ids(samples, outcome)
+            feature.note_end(made, COUNTED, is_booked=True, is_sent=True)
+    assert samples.refuted == "its engine counted 5001 tokens in a prompt of 5000"
+    assert caplog.text.count("token ids no longer go with requests") == 1
+
+
+def test_feature_is_made_only_if_it_is_enabled() -> None:
+    enabled = "accounting: {responses: usage}\npolicy: {hand_tokens: {enabled: true}}"
+    for text, count in ((CONFIG, 0), (CONFIG + enabled, 1)):
+        one = of(text)
+        assert len(one.hooks.extend) == count
+        one.router.close()
