@@ -91,9 +91,14 @@ class Holding(Feature):
         if place is NO_PLACE:
             self._figures.end(model, FULL, 0.0)
             return False
-        if not ask_for_time(self._asked_seconds):
-            self._hold.give_up(model, place)
-            self._figures.end(model, UNHELD, 0.0)
+        is_granted = False
+        try:
+            is_granted = ask_for_time(self._asked_seconds)
+        finally:
+            if not is_granted:
+                self._hold.give_up(model, place)
+                self._figures.end(model, UNHELD, 0.0)
+        if not is_granted:
             return True
         waiting: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waits[place] = waiting

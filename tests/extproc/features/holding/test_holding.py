@@ -100,6 +100,13 @@ async def test_request_goes_on_if_the_proxy_does_not_wait() -> None:
     assert list(gate.shown()) == ['kvsteer_holds_total{model="m",outcome="unheld"} 1.0']
 
 
+async def test_request_whose_proxy_cannot_be_asked_leaves_nobody_in_the_line() -> None:
+    gate = Gate()
+    with pytest.raises(ZeroDivisionError):
+        await gate.wait_of(1).end(lambda _: 1 // 0 > 0)
+    assert (gate.fleet.hold.waiting(), len(gate.fleet.hold)) == ({"m": 0}, 0)
+
+
 async def test_request_without_a_place_is_refused_at_once() -> None:
     gate = Gate(most=0)
     assert not await gate.wait_of(1).end(gate.grant)
