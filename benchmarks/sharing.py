@@ -39,6 +39,7 @@ from rows import Run, arguments, run
 from extproc.config.sections import SharingSettings as Options
 from extproc.routing.claims.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.claims.homes import Homes
+from extproc.routing.claims.lines import Lines
 from extproc.routing.claims.marks import marks_of
 from extproc.routing.load.endpoint_load import EndpointLoad, Ticket
 from extproc.routing.load.loads import Loads
@@ -174,7 +175,8 @@ async def _sharing(
         yield None
         return
     homes = Homes(reporter.secret)
-    sharing = Sharing(options, reporter, fleet, sent, homes, time.monotonic)
+    lines = Lines(reporter.secret, 120.0, 512)
+    sharing = Sharing(options, reporter, fleet, sent, homes, lines, time.monotonic)
     sharing.start()
     try:
         yield sharing

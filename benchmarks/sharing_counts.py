@@ -29,6 +29,7 @@ from sharing import RATE, ROUTERS, Fleet, Traffic, records
 from extproc.config.sections import SharingSettings as Options
 from extproc.routing.claims.claim_table import ClaimTable
 from extproc.routing.claims.homes import Homes
+from extproc.routing.claims.lines import Lines
 from extproc.routing.load.loads import Loads
 from extproc.sharing.carriers import ValkeyConnection, _Line
 from extproc.sharing.messages import MAX_BYTES, decoded, is_from
@@ -103,7 +104,8 @@ class Router:
         reporter = reporter_of(options)
         fleet = Fleet(Loads(records(), RATE, reporter.touched))
         sent = ClaimTable(reporter.secret)
-        self.sharing = Sharing(options, reporter, fleet, sent, Homes(reporter.secret), clock)
+        homes, lines = Homes(reporter.secret), Lines(reporter.secret, 120.0, 512)
+        self.sharing = Sharing(options, reporter, fleet, sent, homes, lines, clock)
         self.sharing.hearing.most_seconds = math.inf  # valgrind is slow
         self.traffic = Traffic(number, fleet, sent, reporter)
         carrier = self.sharing.transport

@@ -509,9 +509,9 @@ def _sharing(
         fleet,
         ledger.claims,
         ledger.homes,
+        ledger.lines,
         time.monotonic,
         router.media,
-        ledger.lines if config.policy.hold.enabled else None,
     )
 
 

@@ -142,7 +142,7 @@ class OtherRouters:
     records into which messages are merged. places: returns the workers. forget_seconds: for how
     long a router may be silent, and its messages may be held back. draw: returns a random number of
     63 bits. identities: the media items that are known here, None if none is learned from others.
-    max_claims: open ones of one router. lines: those of who waits, None if nobody may.
+    max_claims: open ones of one router. lines: of who waits for room.
     counts: messages, by "accepted" or the reason why they were rejected. unknown_workers:
     figures, claims and homes for workers that are not known here. excess_claims: claims and homes
     of routers that sent too many.
@@ -160,7 +160,7 @@ class OtherRouters:
         identities: Identities | None = None,
         max_claims: int = MAX_CLAIMS,
         *,
-        lines: Lines | None = None,
+        lines: Lines,
     ) -> None:
         self._lines = lines
         self._max_claims = max_claims
@@ -309,8 +309,8 @@ class OtherRouters:
             self._settle(other, report.homes, now)
         if self._identities is not None:
             learn_items(self._identities, report.items)
-        if self._lines is not None and report.lines is not None:
-            self._learn_lines(self._lines, other, report.lines.lines, now)
+        if report.lines is not None:
+            self._learn_lines(other, report.lines.lines, now)
         claims = other.claims
         for number in report.ended:
             if (known := claims.pop(number, None)) is not None:
@@ -319,8 +319,8 @@ class OtherRouters:
             if (known := claims.pop(number, None)) is not None:
                 self._claims.withdraw(known)
 
-    def _learn_lines(self, lines: Lines, other: Peer, known: KnownLines, now: float) -> None:
-        lines.learn(other.key, known, now)
+    def _learn_lines(self, other: Peer, known: KnownLines, now: float) -> None:
+        self._lines.learn(other.key, known, now)
         for one in known.places:  # what they held is lost
             self._homes.pause(one.place.follows)
 
@@ -369,8 +369,7 @@ class OtherRouters:
         if len(self.departed) > MAX_GONE:
             self.departed.popitem(last=False)
         self._loads.forget(other.key, now)
-        if self._lines is not None:
-            self._lines.forget(other.key, now)
+        self._lines.forget(other.key, now)
         for claim in other.claims.values():
             self._claims.end(claim, now)
 

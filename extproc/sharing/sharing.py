@@ -150,12 +150,11 @@ def reporter_of(options: SharingSettings, host_name: str | None = None) -> Signa
 class Sharing:
     """One router's part in sharing.
 
-    reporter: makes the messages about its own requests. sent, homes: the claims, and the homes of
-    conversations, of all routers. monotonic: the clock of the workers' loads, in seconds. media:
-    what is known of media items, None if that is not shared. lines: of who waits for room, None if
-    nobody may. transport: carries the messages.
-    hearing: the time that the messages of others take. outages: of the transport. rows: exchanges
-    rows of the index, None if that is not possible.
+    reporter: makes the messages about its own requests. sent, homes, lines: the claims, the homes
+    of conversations, and who waits for room, of all routers. monotonic: the clock of the workers'
+    loads, in seconds. media: what is known of media items, None if that is not shared. transport:
+    carries the messages. hearing: the time that the messages of others take. outages: of the
+    transport. rows: exchanges rows of the index, None if that is not possible.
     """
 
     def __init__(
@@ -165,9 +164,9 @@ class Sharing:
         fleet: SharingFleet,
         sent: ClaimTable,
         homes: Homes,
+        lines: Lines,
         monotonic: Callable[[], float],
         media: MediaKnowledge | None = None,
-        lines: Lines | None = None,
     ) -> None:
         self._options = options
         self._reporter = reporter
@@ -305,8 +304,7 @@ class Sharing:
     def _say(self, now: float) -> None:
         """Logs that this router decides alone, and that it shares again, but seldom."""
         fault = self.transport.fault
-        if self._lines is not None:
-            self._lines.is_current = not fault
+        self._lines.is_current = not fault
         if fault == CONNECTING and now < self._patient_until:
             return
         outage = self.outages.look(fault, now)

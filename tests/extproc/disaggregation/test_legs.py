@@ -28,7 +28,7 @@ from extproc.routing.explain import explanation, reason_sentence
 from extproc.routing.inputs.query import Query
 from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
-from kvstate.overlap import Overlap, Prompt
+from kvstate.overlap import Overlap, Prompt, Tokens
 
 ROLES = {"p": "prefill", "q": "prefill", "d": "decode", "e": "decode", "b": "both"}
 QUERY = Query("m", [Prompt("m", array("I", range(4000)))])
@@ -308,9 +308,11 @@ def members(part: bytes) -> dict[str, Any]:
     return read
 
 
-def sent(body: bytes, fields: Transfer) -> tuple[dict[str, Any], dict[str, Any]]:
+def sent(
+    body: bytes, fields: Transfer, tokens: Tokens | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The bodies that both workers read: Envoy's filter makes the second from the first."""
-    change = edited(body, fields)
+    change = edited(body, fields, tokens)
     assert change is not None
     decode = json.loads(bytes(change.body))
     if not change.tail:
@@ -375,6 +377,18 @@ def test_edited_keeps_every_other_byte_of_the_body(members: dict[str, Any], spac
     written = bytes(change.body)
     assert written.startswith(before)
     assert written.removeprefix(before).lstrip(b",") == FIELDS.decode + b"}"
+
+
+def test_both_workers_get_the_ids_of_the_prompt_beside_their_own_fields() -> None:
+    fields = transfer("offloading", "10.0.0.1:8000", 7777, CHAT, [255])
+    decode, prefill = (one["kv_transfer_params"] for one in sent(BODY, fields, array("I", [5, 77])))
+    assert decode.pop("prompt_token_ids") == prefill.pop("prompt_token_ids") == [5, 77]
+    assert (list(decode), list(prefill)) == (["remote_prefiller"], ["remote_decoder"])
+
+
+def test_ids_stay_where_no_field_takes_them() -> None:
+    decode, _ = sent(BODY, FIELDS, array("I", [5]))
+    assert "kv_transfer_params" not in decode
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000, b"{}x", b"x{}", b"{"])

@@ -119,7 +119,7 @@ async def part(**options: Any) -> AsyncIterator[Part]:
     fleet, clock = Fleet(reporter.touched), Clock()
     sent, homes = ClaimTable(reporter.secret), Homes(reporter.secret)
     lines = Lines(reporter.secret, 10.0, 100)
-    sharing = Sharing(chosen, reporter, fleet, sent, homes, clock, lines=lines)
+    sharing = Sharing(chosen, reporter, fleet, sent, homes, lines, clock)
     sharing.start()
     try:
         yield Part(sharing, fleet, reporter, clock, lines)
