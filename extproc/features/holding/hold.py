@@ -37,6 +37,10 @@ MOST_SHARE = 0.5
 # although there is no room, because it has waited for as long.
 OVERFLOW_SHARE = 0.1
 
+# For so long what is known counts although a feed, or another router, is not heard: a worker that
+# died is left out by then, and a feed that was cut is live again.
+BRIEF_SECONDS = 10.0
+
 # How waits end: there was room; the request went on without, at the bound or since the router
 # stops; or it is refused.
 LET_IN, PLACED, REFUSED = "let_in", "placed", "refused"
@@ -58,6 +62,7 @@ class Hold:
         self._homes = homes
         self._lines = lines
         self._limits: dict[str, Limit] = {}
+        self._known: dict[str, tuple[Occupancy, float]] = {}  # the last, and when it was known
         self._entering: defaultdict[str, float] = defaultdict(float)  # let in, not booked yet
         self._overflow: dict[str, tuple[float, float]] = {}  # how many may go on, and since when
 
@@ -89,7 +94,8 @@ class Hold:
             return None
         need, counted = max(own, occupancy.usual), belonging.counted
         free = self._free(model, occupancy)
-        if counted is not None and belonging.home in self._names(model):
+        names = self._names(model)
+        if counted is not None and (not names or belonging.home in names):
             free += counted.own
         if need <= free and not self._is_awaited(model):
             return None
@@ -171,8 +177,9 @@ class Hold:
         if not decision.is_steered or decision.verdict is not Verdict.STEER:
             return 0.0
         context, begins = basis.belonging.turn.context, basis.belonging.begins
-        if not begins and any(basis.excluded):
-            names, common = self._names(decision.model or ""), context.begun_with
+        names = self._names(decision.model or "")
+        if names and not begins and any(basis.excluded):
+            common = context.begun_with
             most = max(
                 [one.saved for name, one in basis.claims.items() if name in names], default=0
             )
@@ -180,7 +187,7 @@ class Hold:
         return context.own if begins else 0.0
 
     def _names(self, model: str) -> frozenset[str]:
-        """Returns the names of a model's workers that may answer."""
+        """Returns the names of a model's workers that may answer; none if a feed is not live."""
         return frozenset(one.worker for one in self._records(model) or ())
 
     def _may_wait(self, of_class: RequestClass | None) -> bool:
@@ -199,17 +206,26 @@ class Hold:
         return self._limits[model]
 
     def _occupancy(self, model: str, now: float) -> Occupancy | None:
-        """Returns what live conversations fill, by which the limit changes; None if not known."""
+        """Returns what live conversations fill, by which the limit changes; None if not known.
+
+        For a moment, what was known last counts.
+        """
+        found = self._look(model, now)
+        if found is None:
+            last, at = self._known.get(model, (None, 0.0))
+            return last if now - at < BRIEF_SECONDS else None
+        self._known[model] = found, now
+        limit = self.limit(model)
+        limit.step(found.live / found.room, now, is_awaited=self._is_awaited(model))
+        self._lines.note_limit(model, limit.share)
+        return found
+
+    def _look(self, model: str, now: float) -> Occupancy | None:
+        """Returns what live conversations fill now, None if it is not known."""
         records = list((self._records(model) if self._lines.is_current else None) or ())
         # without events nobody knows what a worker evicts
         is_known = not any(one.is_blind for one in records)
-        found = occupancy_of(records, now) if is_known else None
-        if found is not None:
-            is_awaited = self._is_awaited(model)
-            limit = self.limit(model)
-            limit.step(found.live / found.room, now, is_awaited=is_awaited)
-            self._lines.note_limit(model, limit.share)
-        return found
+        return occupancy_of(records, now) if is_known else None
 
     def _may_overflow(self, model: str, occupancy: Occupancy, now: float) -> bool:
         """Returns whether one more may go on without room, and counts it."""

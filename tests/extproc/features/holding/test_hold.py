@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.features.holding.hold import LET_IN, PLACED, REFUSED
+from extproc.features.holding.hold import BRIEF_SECONDS, LET_IN, PLACED, REFUSED
 from extproc.features.holding.limit import STEP_SECONDS, Limit
 from extproc.requests.request_class import RequestClass
 from extproc.routing.claims.line import NO_PLACE, KnownPlace
@@ -138,8 +138,21 @@ def test_nobody_waits_where_it_is_not_known_what_lives(fleet: HeldFleet) -> None
     place = fleet.ask(first(1))
     assert place is not None
     fleet.is_known = False
+    fleet.now += BRIEF_SECONDS
     assert fleet.ask(first(2)) is None
     assert fleet.steps() == [(place.key, LET_IN)]
+
+
+def test_feed_that_is_cut_for_a_moment_lets_nobody_in(fleet: HeldFleet) -> None:
+    assert fleet.ask(first(1)) is not None
+    fleet.is_known = False
+    fleet.now += BRIEF_SECONDS / 2
+    assert (fleet.steps(), fleet.ask(first(2)) is not None) == ([], True)
+    *_, last = conversation(101, 17_000, 3)
+    assert fleet.ask(last) is None
+    fleet.is_known = True
+    fleet.now += LIVE_SECONDS
+    assert [outcome for _, outcome in fleet.steps()] == [LET_IN, LET_IN]
 
 
 def test_nobody_waits_for_workers_without_events(fleet: HeldFleet) -> None:
@@ -151,6 +164,7 @@ def test_nobody_waits_while_other_routers_are_not_heard(fleet: HeldFleet) -> Non
     place = fleet.ask(first(1))
     assert place is not None
     fleet.lines.is_current = False
+    fleet.now += BRIEF_SECONDS
     assert fleet.ask(first(2)) is None
     assert fleet.steps() == [(place.key, LET_IN)]
 
@@ -242,6 +256,7 @@ def test_classes_wait_in_the_order_of_their_priorities(fleet: HeldFleet) -> None
         assert place is not None
         keys.append(place.key)
     fleet.is_known = False
+    fleet.now += BRIEF_SECONDS
     assert [key for key, _ in fleet.steps()] == keys[::-1]
 
 

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from extproc.config.reader import parse
 from extproc.features.feature import Wait
 from extproc.features.holding import holding
+from extproc.features.holding.hold import BRIEF_SECONDS
 from extproc.features.holding.holding import LOOK_SECONDS, Holding, LatestRecords, records_of
 from extproc.fleet.workers import Workers
 from extproc.requests.request import PLAIN_REQUEST
@@ -59,6 +60,7 @@ async def test_request_waits_until_there_is_room_and_goes_on() -> None:
     await until(lambda: gate.asked == [ASKED])
     assert not waiting.done()
     gate.fleet.is_known = False
+    gate.fleet.now += BRIEF_SECONDS
     assert await waiting
     assert 'kvsteer_holds_total{model="m",outcome="let_in"} 1.0' in gate.shown()
 
@@ -121,6 +123,7 @@ async def test_bodies_of_those_that_wait_are_bounded(monkeypatch: pytest.MonkeyP
     await until(lambda: bool(gate.asked))
     assert not await gate.wait_of(2).end(gate.grant)
     gate.fleet.is_known = False
+    gate.fleet.now += BRIEF_SECONDS
     assert await waiting
     gate.fleet.is_known = True
     again = gate.begin(2)
