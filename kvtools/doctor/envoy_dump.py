@@ -16,6 +16,7 @@ import msgspec
 from extproc.base import address
 from extproc.base.headers import DESTINATION, DESTINATION_NAMESPACE
 from extproc.config.schema import Config, Tls
+from extproc.config.sections import RING_HASH
 from extproc.requests.request import PATHS
 from kvstate.undecodable import UNDECODABLE
 from kvtools.doctor.findings import Finding, Subject, name_list
@@ -83,6 +84,7 @@ def judge_envoy(
     found = dict.fromkeys(
         (
             *_filters(about, config, parts, hosts),
+            *_fallbacks(about, config, parts),
             *judge_hosts(about, parts, hosts, workers),
         )
     )
@@ -175,6 +177,7 @@ def _mode(ext_proc: Node) -> str:
 
 _CLUSTER = ".cluster.v3.Cluster"
 _OVERRIDE = ".OverrideHost"
+_RING_HASH = ".ring_hash.v3.RingHash"
 _TLS = ".UpstreamTlsContext"
 _HTTP_OPTIONS = ".upstreams.http.v3.HttpProtocolOptions"
 
@@ -218,6 +221,17 @@ def place_of(host: Node) -> str:
     socket = mapping(host.get("socket_address"))
     ip = str(socket.get("address", ""))
     return f"[{ip}]:{socket.get('port_value')}" if ":" in ip else f"{ip}:{socket.get('port_value')}"
+
+
+def _fallbacks(about: Subject, config: Config, parts: object) -> Iterator[Finding]:
+    """Yields the clusters that keep no sessions together while the router is away."""
+    if config.envoy.fallback != RING_HASH:
+        return
+    for name, cluster in steered(parts).items():
+        for node in filter(overrides, nodes(cluster)):
+            if next(typed(node.get("fallback_policy"), _RING_HASH), None) is None:
+                says = f"cluster {name} does not hash by session when it has no pick"
+                yield about.wrong("envoy-fallback", f"{says} (envoy.fallback: {RING_HASH})")
 
 
 def steered(parts: object) -> dict[str, Node]:

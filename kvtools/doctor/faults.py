@@ -310,6 +310,11 @@ FAULTS: Mapping[str, Fault] = {
         "raise `circuit_breakers.thresholds.max_requests` of the router's cluster, as `kvsteer"
         " envoy` does, or lower `policy.hold.max_requests`",
     ),
+    "envoy-fallback": Fault(
+        "envoy",
+        "make the cluster's `fallback_policy` a ring hash, as `kvsteer envoy` does, or set"
+        " `envoy.fallback: least_request`",
+    ),
     "envoy-fails-closed": Fault("envoy", "set `failure_mode_allow: true` in ext_proc"),
     "envoy-fails-open": Fault(
         "envoy", "set `failure_mode_allow: false` in ext_proc, or `isolation.fail: open`"

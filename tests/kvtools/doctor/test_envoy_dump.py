@@ -227,6 +227,21 @@ def test_limit_that_ends_held_requests_is_found() -> None:
     assert hold_codes(route={"idle_timeout": "60s"}) == ["envoy-hold-limit"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "found"), [("ring_hash.v3.RingHash", [""]), ("random.v3.Random", ["envoy-fallback"])]
+)
+def test_cluster_that_does_not_hash_as_configured_is_found(kind: str, found: list[str]) -> None:
+    hashing = replace(CONFIG, envoy=replace(CONFIG.envoy, fallback="ring_hash"))
+    policy = {"@type": f"{TYPE}.extensions.load_balancing_policies.{kind}"}
+    cluster = {"@type": f"{TYPE}.config.cluster.v3.Cluster", "name": "w"}
+    cluster["policies"] = [OVERRIDE | {"fallback_policy": {"policies": [policy]}}]  # type: ignore[assignment]
+    dump = {"configs": [{"filter_chains": [manager(ext_proc())]}, cluster]}
+    text = json.dumps(dump).encode()
+    for config, codes in ((hashing, found), (CONFIG, [""])):
+        shown = judge_envoy(Subject("envoy"), config, text, {}, {})
+        assert [one.code for one in shown] == codes
+
+
 PLAIN = Config()
 ENCRYPTED = Config(extproc=ExtProc(tls=Tls(certificate="c", key="k")))
 TLS = {"typed_config": {"@type": f"{TYPE}.extensions.transport_sockets.tls.v3.UpstreamTlsContext"}}
