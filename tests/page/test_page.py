@@ -134,8 +134,8 @@ def test_page_shows_what_live_conversations_need_of_the_caches(
 ) -> None:
     sent(system, "live")
     opened(browser, system)
-    browser.until(lambda: bool(browser.texts("#contexts li")), "what lives")
-    (said,) = browser.texts("#contexts li")
+    browser.until(lambda: any(browser.texts("#contexts")), "what lives")
+    (said,) = browser.texts("#contexts")
     assert re.match(r"live contexts fill \d+% of the caches", said)
 
 

@@ -274,15 +274,19 @@ export async function drawFaults() {
 // What live conversations need of the caches, by model, and who waits for room there.
 export async function drawContexts() {
   const models = (await ask("/contexts")).filter(({ says }) => says);
-  const place = find("contexts");
-  place.hidden = !models.length;
-  place.replaceChildren(...models.map((one) => make("li", { title: TITLES.contexts }, models.length > 1 ? `${one.model}: ${one.says}` : one.says, waiting(one))));
+  const named = models.length > 1;
+  const said = models.map((one) => (named ? `${one.model}: ${one.says}` : one.says));
+  show(find("contexts"), said.join(" · "));
+  find("contexts").title = said.length ? TITLES.contexts : "";
+  const lists = models.filter(({ places }) => places.length).map((one) => waiting(one, named));
+  find("waiting").hidden = !lists.length;
+  find("waiting").replaceChildren(...lists);
 }
 
-function waiting({ places, waiting: all }) {
-  if (!places.length) return null;
+function waiting({ model, places, waiting: all }, named) {
   const lines = places.map((one) => `${one.conversation}: ${count(one.tokens)} tokens, ${plural(Math.round(one.seconds), "second")}${one.is_away ? ", may come again" : ""}`);
-  return make("details", {}, make("summary", {}, `The first of ${plural(all, "request")} that wait`), ...lines.map((line) => make("small", {}, line)));
+  const words = `${named ? `${model}: the` : "The"} first of ${plural(all, "request")} that wait for room`;
+  return make("li", {}, make("details", {}, make("summary", {}, words), ...lines.map((line) => make("small", {}, line))));
 }
 
 // The sources of workers that fail, or that list something wrong.
