@@ -32,6 +32,7 @@ ABSENT = (
     "kvsteer_class_",
     "kvsteer_held_requests",
     "kvsteer_hold",
+    "kvsteer_hand",
     "kvsteer_token_handover",
     "kvsteer_isolated_requests_total",
     "kvsteer_media_items_total",

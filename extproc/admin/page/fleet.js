@@ -286,7 +286,7 @@ export async function drawContexts() {
 function waiting({ model, places, waiting: all }, named) {
   const lines = places.map((one) => `${one.conversation}: ${count(one.tokens)} tokens, ${plural(Math.round(one.seconds), "second")}${one.is_away ? ", may come again" : ""}`);
   const words = `${named ? `${model}: the` : "The"} first of ${plural(all, "request")} that wait for room`;
-  return make("li", {}, make("details", {}, make("summary", {}, words), ...lines.map((line) => make("small", {}, line))));
+  return make("li", {}, make("details", {}, make("summary", {}, words), make("ul", {}, ...lines.map((line) => make("li", {}, line)))));
 }
 
 // The sources of workers that fail, or that list something wrong.
