@@ -73,7 +73,7 @@ def _play(one: Run) -> None:
 def _advised(loop: Loop, results: Sequence[LoopResult]) -> Loop:
     """Returns a cell with the workers that the router would have, by the median of the runs."""
     share = Figure([one.filled for one in results]).median
-    more = Occupancy(share, 1.0, 0.0).missing_workers(loop.workers)
+    more = Occupancy(0.0, 1.0, 0.0, share).missing_workers(loop.workers)
     return loop._replace(workers=loop.workers + more)
 
 

@@ -39,7 +39,7 @@ class LoopResult(NamedTuple):
     client's conversation is due until its last answer, in seconds; of those that begin after the
     warm part, estimated as Kaplan and Meier do where they have not ended yet. least_served: turns a
     second of the tenth of the clients that had fewest, at most. filled: the share of the caches
-    that live conversations fill in the end, as a router counts them.
+    that conversations need in the end, as a router counts them.
     """
 
     turns: float

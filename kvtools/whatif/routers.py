@@ -572,9 +572,9 @@ class _Router:
         return [self._holdings[name] for name in self._present]
 
     def filled(self, now: float) -> float:
-        """Returns the share of the caches that live conversations fill."""
+        """Returns the share of the caches that conversations need until they return."""
         occupancy = occupancy_of(self._records("m"), now)
-        return 0.0 if occupancy is None else occupancy.live / occupancy.room
+        return 0.0 if occupancy is None else occupancy.needed / occupancy.room
 
     def place_of(self, request: Request, now: float) -> Place | None:
         """Returns the place of a request that has to wait for room, None if it goes on."""
@@ -834,7 +834,7 @@ class Proxy(Protocol):
         """Yields the requests whose wait ends now, and whether they go on; else they come again."""
 
     def filled(self, now: float, /) -> float:
-        """Returns the share of the caches that live conversations fill; 0 if nobody counts it."""
+        """Returns the share of the caches that conversations need; 0 if nobody counts it."""
 
     def pick(self, request: Request, now: float, /) -> int:
         """Returns the engine that gets a request."""

@@ -106,6 +106,8 @@ class Homes:
         follows, keys, end = turn.follows, turn.keys, turn.end
         before = self._homes.get(follows)
         self._note_return(before, turn)
+        if before is not None:
+            holdings.contexts.note_return(now, now - before.since, before.context)
         if before is not None and before.is_counted:
             self.pause(follows, is_continued=True)
         if end is not None and end.length:

@@ -12,6 +12,12 @@ SPAN_SECONDS = 15.0
 SPANS = 8
 LIVE_SECONDS = SPAN_SECONDS * SPANS
 
+# For so long it is remembered what conversations held until they returned, by minutes; who pauses
+# for longer than the most counts as if he had not.
+NEED_SECONDS = 900.0
+MOST_PAUSE_SECONDS = 1_800.0
+_MINUTE = 60.0
+
 # Most prefixes of which one worker's conversations are known to share one.
 MOST_SHARED = 64
 
@@ -57,6 +63,7 @@ class LiveContexts:
     """
 
     __slots__ = (
+        "_held",
         "_latest",
         "_prefixes",
         "_spans",
@@ -71,7 +78,9 @@ class LiveContexts:
     def __init__(self) -> None:
         # of each span: how many, and their own tokens, of those with one request and with more
         self._spans = [[0.0] * 4 for _ in range(SPANS)]
-        self._prefixes: dict[int, tuple[float, float]] = {}  # tokens, and when it was last used
+        # of each prefix: tokens, when it was last used, and those that were shared at the beginning
+        self._prefixes: dict[int, tuple[float, float, float]] = {}
+        self._held: dict[int, float] = {}  # token seconds of pauses, by the minute of the return
         self._latest = 0
         self.once = self.returned = 0.0
         self.own_once = self.own_returned = self.shared = 0.0
@@ -101,6 +110,28 @@ class LiveContexts:
         if span > self._latest - SPANS:
             self._add(self._spans[span % SPANS], -1, context)
 
+    def note_return(self, now: float, seconds: float, context: Context) -> None:
+        """Notes that a conversation returns that has held this context for so long."""
+        held, minute = self._held, int(now // _MINUTE)
+        if minute not in held:
+            oldest = minute - NEED_SECONDS / _MINUTE
+            for passed in [one for one in held if one < oldest]:
+                del held[passed]
+        held[minute] = held.get(minute, 0.0) + min(seconds, MOST_PAUSE_SECONDS) * context.own
+
+    def needed(self, now: float) -> float:
+        """Returns how many tokens conversations that returned of late have held, on average.
+
+        Those that have ended do not count, nor what sub-agents share with the one that goes on.
+        """
+        shared = sum([begun for _, _, begun in self._prefixes.values()])
+        since = now - NEED_SECONDS
+        held = {minute: tokens for minute, tokens in self._held.items() if minute * _MINUTE > since}
+        if not held:
+            return shared
+        seconds = max(_MINUTE, now - max(since, min(held) * _MINUTE))
+        return shared + sum(held.values()) / seconds
+
     def expire(self, now: float) -> None:
         """Counts those no longer that have been silent for too long."""
         if now < self.expires_at:
@@ -117,7 +148,7 @@ class LiveContexts:
         self._latest = max(self._latest, span)
         self.expires_at = (self._latest + 1) * SPAN_SECONDS
         oldest = now - LIVE_SECONDS
-        for key in [key for key, (_, used) in self._prefixes.items() if used <= oldest]:
+        for key in [key for key, (_, used, _) in self._prefixes.items() if used <= oldest]:
             self._drop(key)
 
     def _add(self, counts: list[float], sign: int, context: Context) -> None:
@@ -138,7 +169,7 @@ class LiveContexts:
             self._drop(key)
         elif len(prefixes) == MOST_SHARED:
             self._drop(next(iter(prefixes)))
-        prefixes[key] = context.shared, now
+        prefixes[key] = context.shared, now, context.begun_with
         self.shared += context.shared
 
     def _drop(self, key: int) -> None:

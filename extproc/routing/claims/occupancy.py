@@ -6,29 +6,36 @@ from typing import NamedTuple
 
 from extproc.routing.claims.claim_table import Holdings
 
+# Caches have to be larger than what is needed on average: what is needed varies, workers are never
+# filled alike, and what has ended goes only once it is the least recent.
+MARGIN = 1.15
+
 
 class Occupancy(NamedTuple):
     """The live contexts of some workers, in tokens.
 
     live: what they hold, shared prefixes once. room: what the caches have room for. usual: what is
-    a conversation's own on average, of those that returned; 0 if none has.
+    a conversation's own on average, of those that returned; 0 if none has. needed: what those that
+    returned in the last minutes held until then, on average: also those that paused for long, and
+    none that have ended.
     """
 
     live: float
     room: float
     usual: float
+    needed: float = 0.0
 
     def missing_workers(self, workers: int) -> int:
-        """Returns how many more workers, with caches like these, would hold all that lives.
+        """Returns how many more workers, with caches like these, would hold what is needed.
 
         workers: how many there are.
         """
-        return max(0, ceil(self.live * workers / self.room) - workers)
+        return max(0, ceil(MARGIN * self.needed * workers / self.room) - workers)
 
 
 def occupancy_of(records: Iterable[Holdings], now: float) -> Occupancy | None:
     """Returns what live conversations fill; None if a worker did not say how large its cache is."""
-    live = room = own = returned = 0.0
+    live = room = own = returned = needed = 0.0
     for one in records:
         if not one.capacity_tokens:
             return None
@@ -38,6 +45,7 @@ def occupancy_of(records: Iterable[Holdings], now: float) -> Occupancy | None:
         room += one.capacity_tokens
         own += contexts.own_returned
         returned += contexts.returned
+        needed += contexts.needed(now)
     if not room:
         return None
-    return Occupancy(live, room, own / returned if returned >= 1.0 else 0.0)
+    return Occupancy(live, room, own / returned if returned >= 1.0 else 0.0, needed)

@@ -4,7 +4,9 @@ from hypothesis import strategies as st
 
 from extproc.routing.claims.live_contexts import (
     LIVE_SECONDS,
+    MOST_PAUSE_SECONDS,
     MOST_SHARED,
+    NEED_SECONDS,
     SPAN_SECONDS,
     Context,
     LiveContexts,
@@ -78,6 +80,37 @@ def test_own_tokens_count_for_each_and_a_shared_prefix_once(
         found = [each.own for each in held.values() if each.has_returned is has_returned]
         assert count == len(found)
         assert own == pytest.approx(sum(found))
+
+
+@given(st.integers(1, 20), st.floats(1.0, 400.0), st.integers(1, 9))
+def test_what_conversations_need_is_what_they_hold_at_a_time(
+    conversations: int, pause: float, own: int
+) -> None:
+    one = LiveContexts()
+    times = [
+        turn * pause + pause * number / conversations
+        for number in range(conversations)
+        for turn in range(1, int(5 * NEED_SECONDS / pause))
+    ]
+    for now in sorted(times):
+        one.note_return(now, pause, Context(float(own)))
+    held = conversations * own
+    assert one.needed(max(times)) == pytest.approx(held, rel=0.1 + 2 * pause / NEED_SECONDS)
+
+
+def test_pauses_that_are_too_long_and_returns_of_long_ago_are_not_needed() -> None:
+    one = LiveContexts()
+    one.note_return(60.0, 1e9, Context(1.0))
+    assert one.needed(120.0) == MOST_PAUSE_SECONDS / 60.0
+    assert one.needed(61.0 + NEED_SECONDS) == 0.0
+    one.note_return(10 * NEED_SECONDS, 1.0, Context(1.0))
+    assert len(one._held) == 1
+
+
+def test_prefix_of_sub_agents_is_needed_as_far_as_they_shared_it_when_they_began() -> None:
+    one = LiveContexts()
+    one.count(1.0, Context(5.0, 50.0, 7, forked=40.0))
+    assert (one.shared, one.needed(1.0)) == (50.0, 10.0)
 
 
 def test_shared_prefixes_are_forgotten_in_time_and_bounded() -> None:
