@@ -29,6 +29,7 @@ def contexts_of(router: Router, workers: Workers) -> Iterator[dict[str, Any]]:
         yield {
             "model": model,
             "live_tokens": round(occupancy.live),
+            "needed_tokens": round(occupancy.needed),
             "cache_tokens": round(occupancy.room),
             "recomputed_share": None if share is None else round(share, 3),
             "more_workers": more,
@@ -68,7 +69,8 @@ def said(
         parts.append(f"{recomputed:.0%} of the prompt tokens of 15 minutes were computed again")
     if more:
         workers = "worker" if more == 1 else "workers"
-        parts.append(f"{more} more {workers} would hold them all")
+        needed = f"those that return need {occupancy.needed / occupancy.room:.0%}"
+        parts.append(f"{needed}: {more} more {workers} would hold them")
     waits = [] if line is None else [now - one.order[-1] for one in line.waiting()]
     if waits:
         requests = "request waits" if len(waits) == 1 else "requests wait"

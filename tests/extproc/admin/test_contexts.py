@@ -47,9 +47,10 @@ async def test_workers_that_are_missing_are_named(
     records.note_return(now - 60.0, 60.0, Context(5 * 220_000.0))
     (model,) = await contexts(client, served)
     assert model["more_workers"] > 1
+    needed = model["needed_tokens"] / model["cache_tokens"]
     assert model["says"] == (
-        "live contexts fill 260% of the caches; "
-        f"{model['more_workers']} more workers would hold them all"
+        f"live contexts fill 260% of the caches; those that return need {needed:.0%}: "
+        f"{model['more_workers']} more workers would hold them"
     )
 
 
