@@ -82,7 +82,7 @@ def test_own_tokens_count_for_each_and_a_shared_prefix_once(
         assert own == pytest.approx(sum(found))
 
 
-@given(st.integers(1, 20), st.floats(1.0, 400.0), st.integers(1, 9))
+@given(st.integers(1, 9), st.floats(20.0, 400.0), st.integers(1, 9))
 def test_what_conversations_need_is_what_they_hold_at_a_time(
     conversations: int, pause: float, own: int
 ) -> None:
