@@ -3,17 +3,15 @@
 python benchmarks/routing_advice.py [--quick] [--seeds N] [--jobs N] [--keep FILE] [--markdown FILE]
 """
 
-import os
 from collections.abc import Sequence
 from operator import attrgetter
-from pathlib import Path
 
 from measure import Figure
 from routing_clients import CHAT, ENDLESS, FORKING
 from routing_closed_cells import QUICK_SECONDS, Loop, agents, filled
 from routing_closed_compare import CONTESTANTS
 from routing_closed_play import LoopResult
-from routing_closed_runs import Job, Runs
+from routing_closed_runs import Job, Runs, add_run_arguments
 from routing_compare import DEFAULT, PairedRow
 from rows import Run, arguments, run
 
@@ -43,10 +41,7 @@ caches would have found, less what was found, as a share of the prompt tokens.""
 def main() -> None:
     """Plays each cell, and again with the workers that are missing."""
     parser = arguments(__doc__, "one short cell, with two seeds")
-    parser.add_argument("--seeds", type=int, metavar="N", help="so many seeds")
-    parser.add_argument("--jobs", type=int, metavar="N", default=os.cpu_count(), help="processes")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="as in routing_closed.py")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a table to a file")
+    add_run_arguments(parser)
     with run(parser) as one:
         _play(one)
 

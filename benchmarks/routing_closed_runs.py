@@ -3,7 +3,9 @@
 import contextlib
 import json
 import multiprocessing
+import os
 import time
+from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -13,6 +15,14 @@ from routing_closed_cells import Loop
 from routing_closed_play import LoopResult, play
 
 from kvtools.whatif.routers import Contestant
+
+
+def add_run_arguments(parser: ArgumentParser) -> None:
+    """Adds what benchmarks that play such runs may be told, besides the cells."""
+    parser.add_argument("--seeds", type=int, metavar="N", help="so many seeds")
+    parser.add_argument("--jobs", type=int, metavar="N", default=os.cpu_count(), help="processes")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="as in routing_closed.py")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a table to a file")
 
 
 class Job(NamedTuple):

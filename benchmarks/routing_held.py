@@ -7,9 +7,7 @@ Beside `cost` with and without a hold (`policy.hold`) are Envoy's RING_HASH by s
 with bounded loads.
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from measure import Figure
 from routing_clients import CHAT, ENDLESS, FORKING
@@ -17,7 +15,7 @@ from routing_closed import chosen
 from routing_closed_cells import QUICK_SECONDS, Loop, agents, filled, mixed
 from routing_closed_compare import CONTESTANTS, figure
 from routing_closed_play import LoopResult
-from routing_closed_runs import Job, Runs
+from routing_closed_runs import Job, Runs, add_run_arguments
 from routing_compare import DEFAULT, PairedRow
 from rows import Run, arguments, run
 
@@ -65,10 +63,7 @@ def main() -> None:
     """Plays every cell with and without a hold."""
     parser = arguments(__doc__, "one short cell, with two seeds")
     parser.add_argument("--only", nargs="+", metavar="CELL", help="these cells, or parts of names")
-    parser.add_argument("--seeds", type=int, metavar="N", help="so many seeds")
-    parser.add_argument("--jobs", type=int, metavar="N", default=os.cpu_count(), help="processes")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="as in routing_closed.py")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a table to a file")
+    add_run_arguments(parser)
     with run(parser) as one:
         _compare(one)
 

@@ -170,7 +170,7 @@ class Decision(msgspec.Struct, frozen=True):
     source: PullSource | None = None
     # The class of the request, None without classes.
     of_class: RequestClass | None = None
-    # What becomes of the ids of its prompt, None if they stay here always.
+    # What becomes of the ids of its prompt, None if no feature hands any over.
     handing: Handing | None = None
     # Whose request it is, for the recorder and for responses that others continue; None if nobody
     # asks.

@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from tests.clients.scripted_model import CHAT, MESSAGES, RESPONSES, Body, Plan, Usage
-from tests.clients.scripted_server import respond
-from tests.clients.starts import MODEL
+from tests.clients.scripted_model import Body, Plan, Usage
+from tests.clients.scripted_server import respond, server_of
 from tests.ports import free_port
 from tests.system.gateway import served
 
@@ -37,14 +36,7 @@ class Recorder:
 
     def app(self) -> web.Application:
         """Returns its server."""
-        app = web.Application(client_max_size=64 << 20)
-        app.add_routes([web.post(path, self._answer) for path in (CHAT, MESSAGES, RESPONSES)])
-        app.router.add_get("/v1/models", self._models)
-        return app
-
-    async def _models(self, _: web.Request) -> web.Response:
-        listed = [{"id": MODEL, "object": "model", "owned_by": "vllm"}]
-        return web.json_response({"object": "list", "data": listed})
+        return server_of(self._answer)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if len(self.sent) >= MOST_REQUESTS:

@@ -5,9 +5,12 @@ import json
 from collections.abc import Mapping, Sequence
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from tests.clients.scripted_model import (
     CHAT,
+    MESSAGES,
+    RESPONSES,
     Body,
     Event,
     Plan,
@@ -15,8 +18,22 @@ from tests.clients.scripted_model import (
     answer_to,
     lists_files,
 )
+from tests.clients.starts import MODEL
 
 _numbers = itertools.count(1)
+
+
+def server_of(answer: Handler) -> web.Application:
+    """Returns the server of a model whose requests are all answered by a handler."""
+    app = web.Application(client_max_size=64 << 20)
+    app.add_routes([web.post(path, answer) for path in (CHAT, MESSAGES, RESPONSES)])
+    app.router.add_get("/v1/models", _models)
+    return app
+
+
+async def _models(_: web.Request) -> web.Response:
+    listed = [{"id": MODEL, "object": "model", "owned_by": "vllm"}]
+    return web.json_response({"object": "list", "data": listed})
 
 
 async def respond(

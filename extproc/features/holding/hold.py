@@ -29,9 +29,9 @@ from extproc.routing.recomputed import EVICTED, recomputed_tokens
 # What fills less of a cache goes on at once.
 LEAST_TOKENS = 1_024.0
 
-# Nobody waits for more than this share of what live conversations may fill: there may never be more
-# while others that are not held come and go.
-MOST_SHARE = 0.5
+# Once this share of what live conversations may fill is free, the first goes on, however much it
+# needs: that much may not be free as long as others come and go.
+ENOUGH_SHARE = 0.5
 
 # Of the conversations that fit into the caches, the share that goes on once in `bound_seconds`
 # although there is no room, because it has waited for as long.
@@ -119,7 +119,7 @@ class Hold:
             free = most = inf
             if occupancy is not None:
                 free = self._free(model, occupancy)
-                most = MOST_SHARE * self._lines.limit(model) * occupancy.room
+                most = ENOUGH_SHARE * self._lines.limit(model) * occupancy.room
             for place in line.let_in(free, most):
                 self._entering[model] += place.tokens
                 yield model, place, LET_IN

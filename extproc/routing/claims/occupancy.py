@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from extproc.routing.claims.claim_table import Holdings
 
-# Caches have to be larger than what is needed on average: what is needed varies, workers are never
-# filled alike, and what has ended goes only once it is the least recent.
+# How much larger caches have to be than what is needed on average, as simulated: the need varies,
+# some workers are fuller than others, and what has ended goes only once it is the least recent.
 MARGIN = 1.15
 
 

@@ -1,10 +1,14 @@
 """Requests that wait inside the router, on a real event loop."""
 
 import asyncio
+import itertools
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
 from extproc.config.reader import parse
@@ -182,18 +186,18 @@ async def test_records_are_those_of_workers_that_are_up_and_live() -> None:
     assert records_of(workers, "unknown") is None
 
 
-async def test_workers_that_may_answer_are_looked_at_from_time_to_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    times = [0.0, LOOK_SECONDS / 2, LOOK_SECONDS, 1.4 * LOOK_SECONDS]
-    looked: list[str] = []
-    followed = FollowedWorkers(12345678, lambda: 0.0)
-    workers = Workers(parse(CONFIG, "c"), followed, lambda _: [])
-    monkeypatch.setattr(workers, "monotonic", iter(times).__next__)
-    monkeypatch.setattr(holding, "records_of", lambda _, model: looked.append(model))
+@given(st.lists(st.floats(0.0, 3 * LOOK_SECONDS), max_size=30))
+def test_workers_that_may_answer_are_those_of_a_moment_ago_at_most(passed: list[float]) -> None:
+    now, looked = [100.0], list[float]()
+    workers = Workers(parse(CONFIG, "c"), FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
+    workers.monotonic = lambda: now[0]
     latest = LatestRecords(workers)
-    assert [latest("m") for _ in times] == [None] * 4
-    assert len(looked) == 2
+    with patch.object(holding, "records_of", lambda *_: looked.append(now[0])):
+        for seconds in passed:
+            now[0] += seconds
+            latest("m")
+            assert now[0] - looked[-1] < LOOK_SECONDS
+    assert all(after - before >= LOOK_SECONDS for before, after in itertools.pairwise(looked))
 
 
 def test_feature_is_made_only_if_it_is_enabled() -> None:

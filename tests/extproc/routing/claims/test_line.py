@@ -86,6 +86,16 @@ def test_first_that_needs_more_than_there_is_keeps_others_back() -> None:
     assert keys_let_in(line, 6.0) == [1, 2]
 
 
+@given(st.lists(st.floats(1.0, 1e9), min_size=1, max_size=9), st.floats(1.0, 1e9))
+def test_first_goes_on_once_enough_is_free_however_much_it_needs(
+    needs: list[float], enough: float
+) -> None:
+    line = Line(BOUND, 100)
+    for key, tokens in enumerate(needs):
+        line.join(key, tokens, 0, 0, float(key))
+    assert 0 in [one.key for one in line.let_in(enough, enough)]
+
+
 def test_who_leaves_and_comes_again_keeps_the_place() -> None:
     line = joined((1, " "), (2, " "))
     (first, _) = line.waiting()
