@@ -266,6 +266,23 @@ class Core:
     def was_stored(self, owner: int, slot: int) -> bool:
         """Returns whether the block watched in a slot was stored since, even if it is gone now."""
 
+    def remember_removals(self, count: int) -> None:
+        """Remembers so many last removals of each owner, at 16 bytes each; to be called once."""
+
+    def removed_at(
+        self,
+        owner: int,
+        tokens: Tokens | memoryview,
+        lora: str | int | None,
+        first: bytes | None,
+        blocks: int,
+    ) -> float | None:
+        """Returns when an owner last removed the block of a prompt behind so many of its blocks.
+
+        In seconds of the monotonic clock (CLOCK_MONOTONIC); None if that is not remembered. first:
+        as for `overlaps`.
+        """
+
     def status(self, owner: int) -> OwnerStatus:
         """Returns the counts of one owner."""
 

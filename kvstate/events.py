@@ -1,10 +1,18 @@
 """A publisher's cache events, independent of engine and encoding."""
 
 import math
+from enum import StrEnum
 
 import msgspec
 
 from kvstate.overlap import Extra, Tokens
+
+
+class Loss(StrEnum):
+    """Why a rank has lost all blocks: its publisher started anew, or cleared its cache."""
+
+    RESTARTED = "restarted"
+    CLEARED = "cleared"
 
 
 class EngineLoad(msgspec.Struct, frozen=True):

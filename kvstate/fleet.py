@@ -30,7 +30,7 @@ from kvstate.following.fleet_rows import FleetRows
 from kvstate.following.rank_table import RankTable
 from kvstate.following.relayed_workers import OpenTransports, RelayedWorkers
 from kvstate.following.store_pools import StorePools
-from kvstate.following.subscriptions import Notify, Subscriptions
+from kvstate.following.subscriptions import Notify, NotifyLoss, Subscriptions
 from kvstate.following.worker_blocks import WorkerBlocks
 from kvstate.following.worker_feeds import WorkerFeeds
 from kvstate.index.index import Index
@@ -44,8 +44,8 @@ class FollowedWorkers:
     """The workers' caches, as known from their events.
 
     secret: 64 random bits for the block keys of this process. clock: seconds since the epoch.
-    chance: 0 to 1, for jitter. emptied: is called with a worker's name when one of its ranks loses
-    all blocks, by a restart or by clearing its cache. cut: is called with a worker's name when its
+    chance: 0 to 1, for jitter. emptied: is called with a worker's name, and why, when one of its
+    ranks loses all blocks. cut: is called with a worker's name when its
     feed loses its connection. times: of all feeds. stores: those that workers share.
     doubted_seconds: how long a block on a doubted medium counts. replays_at_once: of all feeds.
     """
@@ -55,7 +55,7 @@ class FollowedWorkers:
         secret: int,
         clock: Callable[[], float],
         chance: Callable[[], float] = lambda: 0.5,
-        emptied: Notify = lambda _: None,
+        emptied: NotifyLoss = lambda _, __: None,
         cut: Notify = lambda _: None,
         times: FeedTimes = USUAL,
         *,

@@ -43,6 +43,7 @@ from extproc.fleet.worker_faults import WorkerFaults
 from extproc.proof.golden_forms import FormEncoder
 from extproc.routing.ledger import ClaimReporter
 from extproc.routing.load.loads import Loads
+from kvstate.events import Loss
 from kvstate.fleet import FollowedWorkers
 
 log = logging.getLogger("kvsteer.workers")
@@ -176,11 +177,11 @@ class Workers:
         """Whether the workers' events are followed."""
         return self._feeds.enabled
 
-    def note_emptied(self, name: str) -> None:
+    def note_emptied(self, name: str, why: Loss) -> None:
         """Notes that a worker reported the loss of its whole cache."""
         worker = self.records.get(name)
         if worker is not None:
-            worker.holdings.lose(self.monotonic())
+            worker.holdings.lose(self.monotonic(), why)
             self.engines.note_restart(worker)
 
     def note_cut(self, name: str) -> None:

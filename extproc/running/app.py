@@ -95,6 +95,7 @@ from extproc.sharing.sharing import Sharing, SharingCollector, SignallingReporte
 from extproc.tokenizing.file_digest import digest_of
 from extproc.tokenizing.remote_tokenizer import Endpoints, RemoteTokenizer, count_avoided
 from kvstate.errors import DamagedError
+from kvstate.events import Loss
 from kvstate.feeds.feed_sources import ZmqSource
 from kvstate.fleet import FollowedWorkers
 from kvstate.index.index import saved_layout
@@ -346,8 +347,8 @@ def _workers(
 ) -> tuple[FollowedWorkers, Workers]:
     """Returns the workers' caches, keyed by a secret, and the workers, to which feeds report."""
 
-    def emptied(name: str) -> None:
-        workers.note_emptied(name)
+    def emptied(name: str, why: Loss) -> None:
+        workers.note_emptied(name, why)
 
     def cut(name: str) -> None:
         workers.note_cut(name)

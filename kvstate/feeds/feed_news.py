@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from kvstate.errors import WireError
-from kvstate.events import BatchResult
+from kvstate.events import BatchResult, Loss
 from kvstate.feeds.feed import Feed, FeedState
 from kvstate.feeds.transport import RankName
 from kvstate.seldom import is_logged
@@ -13,6 +13,7 @@ from kvstate.seldom import is_logged
 log = logging.getLogger("kvsteer.feed")
 
 Call = Callable[[], None]
+NoteLoss = Callable[[Loss], None]
 
 # Why nothing of a connected feed can be used, and after how many such messages in a row.
 UNSEQUENCED = "its messages have no sequence number"
@@ -26,11 +27,11 @@ class FeedNews:
 
     counts: by name. replay_fault: why the last replay failed, "" if it did not. is_behind: events
     arrive faster than they are applied, so that nothing is certain. emptied: is called when the
-    rank loses all blocks, because the publisher restarts or clears its cache. cut: is called when
+    rank loses all blocks. cut: is called when
     its connection is lost.
     """
 
-    def __init__(self, place: RankName, feed: Feed, emptied: Call, cut: Call) -> None:
+    def __init__(self, place: RankName, feed: Feed, emptied: NoteLoss, cut: Call) -> None:
         self.place = place
         self.counts: Counter[str] = Counter()
         self.replay_fault = ""
@@ -102,7 +103,7 @@ class FeedNews:
         """Reports a restart of the publisher, if there was one."""
         if self._feed.restarts > self._logged_restarts:
             self._logged_restarts = self._feed.restarts
-            self._emptied()
+            self._emptied(Loss.RESTARTED)
 
     def tell_undecodable(self, error: WireError) -> None:
         """Counts an undecodable batch; logs it only seldom."""
@@ -116,4 +117,4 @@ class FeedNews:
         if result.faults:
             self.counts.update(result.faults)
         if result.clears:
-            self._emptied()
+            self._emptied(Loss.CLEARED)

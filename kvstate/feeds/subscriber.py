@@ -16,7 +16,7 @@ from kvstate.feeds.allowance import Allowance
 from kvstate.feeds.backoff import Backoff, FailureWaits
 from kvstate.feeds.effects import Effects, NoWitness, Sink, Visit, Witness
 from kvstate.feeds.feed import Effect, Feed, FeedState, Restoration
-from kvstate.feeds.feed_news import Call, FeedNews
+from kvstate.feeds.feed_news import Call, FeedNews, NoteLoss
 from kvstate.feeds.feed_times import USUAL, FeedTimes
 from kvstate.feeds.replays import Replays, ReplaySlots
 from kvstate.feeds.transport import (
@@ -68,7 +68,7 @@ class Subscriber:
         sink: Sink,
         transport: FeedTransport,
         shared: SharedByFeeds,
-        emptied: Call = lambda: None,
+        emptied: NoteLoss = lambda _: None,
         cut: Call = lambda: None,
         restoring: Callable[[], Steps[SavedFeed | None]] | None = None,
         witness: Witness | None = None,

@@ -5,8 +5,10 @@ import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from kvstate.events import Loss
 from kvstate.feeds.allowance import Allowance
 from kvstate.feeds.feed import Feed
+from kvstate.feeds.feed_news import NoteLoss
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.subscriber import SharedByFeeds, Subscriber
 from kvstate.feeds.transport import FeedTransport, RankName
@@ -29,6 +31,7 @@ TakeSaved = Callable[[str, str, int], Mapping[int, SavedRows]]
 
 # Is called with the name of a worker of which something is new.
 Notify = Callable[[str], None]
+NotifyLoss = Callable[[str, Loss], None]
 
 
 def _nothing_saved(_worker: str, _model: str, _ranks: int) -> Mapping[int, SavedRows]:
@@ -43,7 +46,9 @@ class Subscriptions:
     ranks that are followed from then on, None if no other process may read them.
     """
 
-    def __init__(self, index: Index, shared: SharedByFeeds, emptied: Notify, cut: Notify) -> None:
+    def __init__(
+        self, index: Index, shared: SharedByFeeds, emptied: NotifyLoss, cut: Notify
+    ) -> None:
         self.take_saved: TakeSaved = _nothing_saved
         self.taps: Taps | None = None
         self._index = index
@@ -52,7 +57,7 @@ class Subscriptions:
         self._cut = cut
         self._releasing: set[asyncio.Task[None]] = set()
 
-    def news_of(self, worker: str) -> tuple[Callable[[], None], Callable[[], None]]:
+    def news_of(self, worker: str) -> tuple[NoteLoss, Callable[[], None]]:
         """Returns what is called when a worker has lost all blocks, and when its feed was cut."""
         return functools.partial(self._emptied, worker), functools.partial(self._cut, worker)
 

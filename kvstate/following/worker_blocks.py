@@ -102,6 +102,18 @@ class WorkerBlocks:
         """Returns whether any rank has stored the prompt watched in a slot since."""
         return any(each.owner.was_stored(slot) for each in self._ranks.of(worker))
 
+    def removed_at(self, worker: str, prompt: Prompt, blocks: int) -> float | None:
+        """Returns when a worker last removed the block of a prompt behind so many of its blocks.
+
+        In seconds of the monotonic clock; None if that is not remembered
+        (`Index.remember_removals`).
+        """
+        adapter = prompt.lora
+        numbers = self._adapters.numbers(worker, adapter) if isinstance(adapter, str) else []
+        ranks = self._ranks.of(worker)
+        found = [each.owner.removed_at(prompt, blocks, numbers) for each in ranks]
+        return max((at for at in found if at is not None), default=None)
+
     def has_removed(self, worker: str) -> bool:
         """Returns whether a worker has ever announced the removal of a block."""
         return any(each.owner.has_removed for each in self._ranks.of(worker))

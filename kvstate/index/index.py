@@ -83,6 +83,10 @@ class Index:
         """Passes all stores to a listener from now on."""
         self._stored.listener = listener
 
+    def remember_removals(self, count: int) -> None:
+        """Remembers so many last removals of each rank, at 16 bytes each; to be called once."""
+        self.core.remember_removals(count)
+
     def add(self, worker: str, rank: int, model: str, ranks: int = 1) -> Owner:
         """Adds a rank, which holds nothing and is not trusted yet.
 

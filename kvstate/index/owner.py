@@ -312,6 +312,15 @@ class Owner:
         slots = range(slot * _WAYS, (slot + 1) * _WAYS)
         return any(self._core.was_stored(self.number, at) for at in slots)
 
+    def removed_at(self, prompt: Prompt, blocks: int, numbers: Collection[int]) -> float | None:
+        """Returns when it last removed the block of a prompt behind so many of its blocks.
+
+        In seconds of the monotonic clock; None if that is not remembered. numbers: as for `watch`.
+        """
+        ways = self._ways(prompt, numbers)
+        found = [self._core.removed_at(self.number, *way, blocks) for way in ways]
+        return max((at for at in found if at is not None), default=None)
+
     def _ways(
         self, prompt: Prompt, numbers: Collection[int]
     ) -> Iterator[tuple[Tokens | memoryview, str | int | None, bytes | None]]:

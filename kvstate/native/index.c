@@ -37,6 +37,7 @@ void index_free(Index *index) {
     for (uint32_t n = 0; n < index->owner_count; n++) {
         owner_free(&index->owners[n]);
         free(index->owners[n].watches);
+        free(index->owners[n].removals);
         groups_forget(&index->owners[n].groups);
         ends_free(index, n);
     }
@@ -56,6 +57,7 @@ size_t index_bytes(const Index *index) {
     for (uint32_t n = 0; n < index->owner_count; n++) {
         const Owner *owner = &index->owners[n];
         if (owner->ends) bytes += sizeof *owner->ends + table_bytes(&owner->ends->entries);
+        if (owner->removals) bytes += index->removal_room * sizeof *owner->removals;
         for (uint32_t pool = 0; pool < owner->pool_count; pool++)
             for (int segment = 0; segment < SEGMENTS; segment++)
                 bytes += table_bytes(&owner->pools[pool]->blocks[segment]);
@@ -497,6 +499,7 @@ static void remove_from(Index *index, uint32_t number, uint32_t at, uint32_t seg
         index_announce_copies(owner); /* removed twice, without a store between */
     if (left == NOT_TOLD ? copies == 1 : !left) {
         owner->removed_certain += segment == owner->certain;
+        if (index->removal_room) removals_note(index, owner, entry_of(slot)->extra);
         forget(index, number, pool, segment, slot);
         if (pool_is_empty(pool)) pool_drop(index, owner, at);
     } else if (!is_aging) {
@@ -617,6 +620,9 @@ void index_remove_owner(Index *index, uint32_t number) {
     free(index->owners[number].watches);
     index->owners[number].watches = NULL;
     index->owners[number].watched = 0;
+    free(index->owners[number].removals);
+    index->owners[number].removals = NULL;
+    index->owners[number].removal_count = 0;
     index->owners[number].present = false;
     index_note_cut(index, number);
 }

@@ -89,6 +89,14 @@ typedef struct {
     bool is_used, was_stored;
 } Watch;
 
+#define MAX_REMOVALS (1u << 24)
+
+/* A block that was removed. at: seconds of the monotonic clock. */
+typedef struct {
+    uint64_t key;
+    double at;
+} Removal;
+
 typedef struct {
     bool present, trusted;
     uint32_t worker; /* ranks of one worker share it */
@@ -118,6 +126,8 @@ typedef struct {
     uint64_t removed_certain; /* blocks that were removed while they were certain */
     Watch *watches;   /* MAX_WATCHES, or NULL before the first */
     uint64_t watched; /* a bit for the last six bits of each watched key */
+    Removal *removals; /* the last ones, in a ring; NULL before the first that is remembered */
+    uint64_t removal_count;
 } Owner;
 
 typedef struct {
@@ -148,6 +158,7 @@ typedef struct {
     uint32_t key_room;
     Keyed keyed;
     size_t limit_blocks; /* of an owner without a limit of its own */
+    uint32_t removal_room; /* how many removals of each owner are remembered */
     uint64_t work, work_limit; /* table lookups or equivalent; resumable work stops at it */
 } Index;
 
@@ -302,6 +313,14 @@ IndexResult index_watch(Index *index, uint32_t owner, uint32_t slot, const Promp
 bool index_was_stored(const Index *index, uint32_t owner, uint32_t slot);
 /* Notes that a block with this key was stored. */
 void watch_stored(Owner *owner, uint64_t key);
+
+/* removals.c */
+
+/* Notes that a block with this key was removed; without memory, it is not remembered. */
+void removals_note(const Index *index, Owner *owner, uint64_t key);
+/* Returns when an owner last removed the block of a prompt behind so many of its blocks; NAN if that
+ * is not remembered. */
+double index_removed_at(Index *index, uint32_t owner, const Prompt *prompt, size_t blocks);
 
 /* An owner's holders: one for each segment and tier, then one for each class of other groups. */
 #define HOLDERS 16u

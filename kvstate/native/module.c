@@ -5,6 +5,7 @@
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
+#include <math.h>
 
 #include "changes.h"
 #include "persist.h"
@@ -1108,6 +1109,34 @@ static PyObject *core_was_stored(Core *self, PyObject *const *given, Py_ssize_t 
     return PyBool_FromLong(index_was_stored(&self->index, number_of(self, owner), slot));
 }
 
+static PyObject *core_remember_removals(Core *self, PyObject *count) {
+    unsigned long room = PyLong_AsUnsignedLong(count);
+    if (PyErr_Occurred()) return NULL;
+    if (!room || room > MAX_REMOVALS || self->index.removal_room) {
+        PyErr_SetString(PyExc_ValueError, "it is to be set once, to a number within the limit");
+        return NULL;
+    }
+    self->index.removal_room = (uint32_t)room;
+    return constant(Py_None);
+}
+
+static PyObject *core_removed_at(Core *self, PyObject *const *given, Py_ssize_t count) {
+    if (!arguments_are(count, 5)) return NULL;
+    const Owner *owner = owner_of(self, given[0]);
+    Prompt prompt = {0};
+    if (!owner || !lora_of(self, given[2], &prompt.lora) || !extra_of(self, given[3], &prompt.first))
+        return NULL;
+    size_t blocks = PyLong_AsSize_t(given[4]);
+    if (PyErr_Occurred()) return NULL;
+    Py_buffer view;
+    if (!tokens_of(given[1], &view)) return NULL;
+    prompt.tokens = view.buf;
+    prompt.count = (size_t)view.len / 4;
+    double at = index_removed_at(&self->index, number_of(self, owner), &prompt, blocks);
+    PyBuffer_Release(&view);
+    return isnan(at) ? constant(Py_None) : PyFloat_FromDouble(at);
+}
+
 static PyObject *core_status(Core *self, PyObject *number) {
     const Owner *owner = owner_of(self, number);
     if (!owner) return NULL;
@@ -1233,7 +1262,8 @@ static PyMethodDef core_methods[] = {
     ONE(saved_learned), FAST(put_learned), FAST(saved_rows), FAST(put_rows),
     FAST(expire),   FAST(limit),    FAST(note_group),   FAST(store_ends), FAST(remove_end),
     FAST(drop_last), ONE(other_groups), ONE(begin_message), FAST(may_reuse),
-    ONE(announce_copies), FAST(watch),       FAST(was_stored),  FAST(apply_run),   FAST(pass_on),     NONE(passed_on),
+    ONE(announce_copies), FAST(watch),       FAST(was_stored),  ONE(remember_removals), FAST(removed_at),
+    FAST(apply_run),   FAST(pass_on),     NONE(passed_on),
     {NULL, NULL, 0, NULL},
 };
 

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvstate.errors import DamagedError, WireError
-from kvstate.events import Body, EngineLoad
+from kvstate.events import Body, EngineLoad, Loss
 from kvstate.feeds.feed import FeedState, Restoration
+from kvstate.feeds.feed_news import NoteLoss
 from kvstate.index.core import Outcome
 from kvstate.index.owner import Owner
 from kvstate.relay.holdings import Arriving, putting
@@ -48,7 +49,7 @@ class RelayedRank:
 
     restoration = Restoration.NONE
 
-    def __init__(self, owner: Owner, emptied: Callable[[], None], cut: Callable[[], None]) -> None:
+    def __init__(self, owner: Owner, emptied: NoteLoss, cut: Callable[[], None]) -> None:
         self.owner = owner
         self.feed = RelayedFeed()
         self.reason = NOT_PASSED_ON
@@ -135,7 +136,7 @@ class RelayedRank:
         except WireError:
             return  # it was a hole there as well, which follows
         if result.clears:
-            self._emptied()
+            self._emptied(Loss.CLEARED)
 
     def _beginning_again(self, status: RelayedStatus) -> Steps[None]:
         beginning, holding = self._arriving.end()
@@ -148,7 +149,7 @@ class RelayedRank:
     def _show(self, status: RelayedStatus) -> None:
         feed, before = self.feed, self.feed.state
         if status.restarts > feed.restarts:
-            self._emptied()
+            self._emptied(Loss.RESTARTED)
         feed.state = status.state
         feed.last_sequence = status.last_sequence
         feed.gaps, feed.replays = status.gaps, status.replays

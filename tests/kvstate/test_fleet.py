@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import pytest
 from msgspec.structs import replace
 
-from kvstate.events import Batch
+from kvstate.events import Batch, Loss
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.transport import Connected, Disconnected, Malformed
 from kvstate.fleet import FollowedWorkers
@@ -82,17 +82,21 @@ async def test_worker_is_in_the_state_of_its_worst_rank(fleet: FollowedWorkers) 
 
 
 async def test_emptied_worker_is_reported() -> None:
-    told: list[str] = []
-    fleet = FollowedWorkers(12345678, clock=lambda: 0.0, emptied=told.append)
+    told: list[tuple[str, Loss]] = []
+
+    def note(worker: str, why: Loss) -> None:
+        told.append((worker, why))
+
+    fleet = FollowedWorkers(12345678, clock=lambda: 0.0, emptied=note)
     first, second = transport(1), transport(7)
     fleet.add("w", "m", [first, second])
     await until(lambda: fleet.feeds.state("w") is FeedState.LIVE)
     assert (fleet.feeds.ranks("w"), fleet.feeds.ranks("x")) == (2, 0)
     second.put(Batch(1, payload(1, ["AllBlocksCleared"])))
-    await until(lambda: told == ["w"])
+    await until(lambda: told == [("w", Loss.CLEARED)])
     first.history = {0: payload(0, block(5), life=1)}
     first.put(Batch(0, payload(0, block(5), life=1)))
-    await until(lambda: told == ["w", "w"])
+    await until(lambda: told[1:] == [("w", Loss.RESTARTED)])
     assert fleet.feeds.statuses("w")[0].restarts == 1
     await fleet.close()
 

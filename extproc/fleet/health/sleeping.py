@@ -20,6 +20,7 @@ from extproc.fleet.asking.polling import TIMEOUT_SECONDS, Client
 from extproc.fleet.records.table import Table
 from extproc.fleet.records.worker import Worker
 from extproc.routing.health.evidence import Judge
+from kvstate.events import Loss
 
 # Time between two reads of the metrics of a worker in doubt that is awake, as far as is known.
 AGAIN_SECONDS = 5.0
@@ -77,7 +78,7 @@ class Sleeping:
         else:
             upstreams.restore(worker.upstream, Judge.SLEEP)
         if found.drops_cache:
-            worker.holdings.lose(now)
+            worker.holdings.lose(now, Loss.CLEARED)
             worker.void_at = batches
         elif not found.says and worker.void_at is not None and batches > worker.void_at:
             worker.void_at = None

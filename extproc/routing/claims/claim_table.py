@@ -31,6 +31,7 @@ from extproc.routing.claims.marks import (
     marks_of_outline,
     root_key,
 )
+from kvstate.events import Loss
 from kvstate.overlap import Prompt
 
 # A mark has at most this many claims. Beyond that, only KEPT_CLAIMS of them are kept: the newest of
@@ -91,6 +92,7 @@ class Holdings:
     """What was sent to one worker, unless it lost its cache since; part of its record.
 
     worker: its name. lost_at: everything sent until then is lost; seconds of one monotonic clock.
+    lost_by: why, as its engine told; None if it did not.
     contexts: those of the conversations that live there. capacity_tokens: the size of its cache,
     None if it is not known. is_blind: whether no events tell what is evicted.
     """
@@ -102,12 +104,14 @@ class Holdings:
         "contexts",
         "is_blind",
         "lost_at",
+        "lost_by",
         "worker",
     )
 
     def __init__(self, worker: str) -> None:
         self.worker = worker
         self.lost_at = _NEVER
+        self.lost_by: Loss | None = None
         self.contexts = LiveContexts()
         self.capacity_tokens: int | None = None
         self.is_blind = False
@@ -134,9 +138,12 @@ class Holdings:
             self._filled_tokens -= gone.tokens
             self.lost_at = max(self.lost_at, gone.at)
 
-    def lose(self, now: float = inf) -> None:
-        """Notes that the worker lost its cache; without a time, that it was removed."""
-        self.lost_at = now
+    def lose(self, now: float = inf, why: Loss | None = None) -> None:
+        """Notes that the worker lost its cache; without a time, that it was removed.
+
+        why: as its engine told; None if the worker is gone, or was given up as dead.
+        """
+        self.lost_at, self.lost_by = now, why
         self.contexts = LiveContexts()
         self._filled.clear()
         self._filled_tokens = 0.0

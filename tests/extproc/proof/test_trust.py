@@ -43,6 +43,7 @@ from extproc.requests.request import Head, RoutingRequest
 from extproc.routing.load.endpoint_load import Ticket
 from extproc.serving.router import Router
 from extproc.tokenizing.tokens import Tokenizer
+from kvstate.events import Loss
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_sources import FeedSource
 from kvstate.feeds.feed_times import USUAL, FeedTimes
@@ -387,7 +388,7 @@ async def test_template_that_drifts_at_a_restart_is_doubted(run: Run) -> None:
             record, Comparison(1, {CONVERSATION: GoldenVerdict(is_same=True)})
         )
         assert one.status()["state"] == "proved"
-        one.workers.note_emptied(one.worker.endpoint)
+        one.workers.note_emptied(one.worker.endpoint, Loss.RESTARTED)
         assert one.status()["state"] == "off"
         assert (await one.run_many(1, range(PROMPTS_NOT_STORED)))["doubted"]
 

@@ -67,7 +67,7 @@ class Carrying:
         self.feed.end_replay()
         self.sink = Written()
         self.replay = Requested()
-        self.news = FeedNews(RankName("w", 0), self.feed, lambda: None, lambda: None)
+        self.news = FeedNews(RankName("w", 0), self.feed, lambda _: None, lambda: None)
         self.effects = Effects(self.feed, self.sink, turns, self.news, self.replay, allowance)
 
 

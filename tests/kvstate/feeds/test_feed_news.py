@@ -21,7 +21,7 @@ def feed() -> Feed:
 
 @pytest.fixture
 def news(feed: Feed) -> FeedNews:
-    return FeedNews(RankName("w", 2), feed, lambda: None, lambda: None)
+    return FeedNews(RankName("w", 2), feed, lambda _: None, lambda: None)
 
 
 def restart(feed: Feed) -> None:
@@ -60,7 +60,7 @@ def test_lost_feed_is_logged_as_a_warning_once_and_its_return_as_info(
 
 def test_unreachable_publisher_is_logged_as_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     feed = Feed(Recovery.REPLAY)
-    news = FeedNews(RankName("w", 0), feed, lambda: None, lambda: None)
+    news = FeedNews(RankName("w", 0), feed, lambda _: None, lambda: None)
     caplog.set_level(logging.INFO, "kvsteer.feed")
     for reason in ("Connection refused", "Connection refused", "No route to host"):
         feed.disconnect(f"cannot connect: {reason}")
@@ -78,7 +78,7 @@ def test_reason_of_a_live_feed_names_its_replay_fault(feed: Feed, news: FeedNews
 
 def test_restart_and_cleared_cache_are_reported_once_each(feed: Feed) -> None:
     told: list[int] = []
-    news = FeedNews(RankName("w", 2), feed, lambda: told.append(feed.restarts), lambda: None)
+    news = FeedNews(RankName("w", 2), feed, lambda _: told.append(feed.restarts), lambda: None)
     for _ in range(2):
         restart(feed)
         news.tell_restart()
@@ -102,7 +102,7 @@ def test_undecodable_batches_are_logged_at_powers_of_two(
 
 
 def test_skipped_events_of_a_batch_are_counted(feed: Feed) -> None:
-    news = FeedNews(RankName("w", 2), feed, lambda: None, lambda: None)
+    news = FeedNews(RankName("w", 2), feed, lambda _: None, lambda: None)
     news.count_result(BatchResult(faults=("bad_tokens", "bad_tokens")))
     assert news.counts["bad_tokens"] == 2
 

@@ -67,7 +67,7 @@ class Process:
         self.fleet = FollowedWorkers(
             SECRET,
             clock=lambda: 0.0,
-            emptied=lambda _: self.news.append("emptied"),
+            emptied=lambda _, __: self.news.append("emptied"),
             cut=lambda _: self.news.append("cut"),
             stores=stores,
             times=times,

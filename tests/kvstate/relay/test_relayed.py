@@ -23,7 +23,7 @@ NOTHING = SavedOwner(b"no such thing", 0, None, None, (), False)
 
 @pytest.fixture
 def rank() -> RelayedRank:
-    return RelayedRank(Index(1).add("w", 0, "m"), lambda: None, lambda: None)
+    return RelayedRank(Index(1).add("w", 0, "m"), lambda _: None, lambda: None)
 
 
 def take(rank: RelayedRank, kind: Kind, data: object = b"", mark: Mark = NO_MARK) -> None:
@@ -69,7 +69,7 @@ def test_rows_that_cannot_be_used_are_refused_and_leave_nothing(rank: RelayedRan
 
 def test_a_record_of_a_rank_that_is_removed_ends_before_its_owner_is_gone() -> None:
     index = Index(1)
-    rank = RelayedRank(index.add("w", 0, "m"), lambda: None, lambda: None)
+    rank = RelayedRank(index.add("w", 0, "m"), lambda _: None, lambda: None)
     batch = payload(0, *(block(number) for number in range(1, 9)), ["Unknown"])
     steps = rank.taking(Record(0, Kind.BATCH, batch, NO_MARK), None)
     next(steps)
@@ -87,7 +87,7 @@ def test_a_rank_is_removed_between_two_records(rank: RelayedRank) -> None:
 
 def test_saving_a_rank_that_is_removed_ends_before_its_owner_is_gone() -> None:
     index = Index(1)
-    rank = RelayedRank(index.add("w", 0, "m"), lambda: None, lambda: None)
+    rank = RelayedRank(index.add("w", 0, "m"), lambda _: None, lambda: None)
     many = list(range(1, 9_000))
     take(rank, Kind.BATCH, payload(0, ["BlockStored", many, None, many, 1]))
     saving = rank.working(copying_alone(rank))

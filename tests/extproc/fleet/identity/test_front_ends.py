@@ -8,6 +8,7 @@ from extproc.base.engine import PYTHON, RUST, SGLANG, TRTLLM, VLLM, Engine, Rele
 from extproc.fleet.asking.polling import Client
 from extproc.fleet.identity.front_ends import FrontEndSilentError, front_end_of, names_rust
 from extproc.fleet.identity.identifying import ask_engine
+from kvstate.events import Loss
 from kvtools.simulator.server import running
 from kvtools.simulator.settings import Settings
 from tests.extproc.fleet.answering import Raw, Status, worker
@@ -107,11 +108,11 @@ async def test_failing_worker_keeps_its_front_end_and_a_restarted_one_gets_its_n
         async with running(Settings(listen=endpoint, rust_front_end=True)):
             await until(lambda: one.engine == told.engine, "its front end is known")
         asked_at = one.engine_questions.at
-        workers.note_emptied(one.name)
+        workers.note_emptied(one.name, Loss.RESTARTED)
         await until(lambda: one.engine_questions.at > asked_at + 0.05, "it is asked in vain")
         assert one.engine == told.engine
         async with running(Settings(listen=endpoint)):
-            workers.note_emptied(one.name)
+            workers.note_emptied(one.name, Loss.RESTARTED)
             await until(lambda: one.engine == Engine(VLLM, Release(0, 32)), "it is asked again")
             (status,) = workers.states.statuses()
             assert status["engine"]["frontend"] == PYTHON

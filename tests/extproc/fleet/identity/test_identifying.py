@@ -17,6 +17,7 @@ from extproc.fleet.discovery.view import Sighting, merged
 from extproc.fleet.records.worker import Worker as Record
 from extproc.fleet.workers import Workers
 from extproc.routing.health.evidence import Judge
+from kvstate.events import Loss
 from kvstate.fleet import FollowedWorkers
 from kvtools.simulator.server import running
 from kvtools.simulator.settings import Settings
@@ -197,7 +198,7 @@ async def upgraded(times: AskingTimes = HASTY) -> AsyncIterator[tuple[Workers, R
 
 async def test_worker_that_lost_its_cache_is_asked_again() -> None:
     async with upgraded() as (workers, one):
-        workers.note_emptied(one.name)
+        workers.note_emptied(one.name, Loss.RESTARTED)
         await until_runs(one, "vllm", 0, 32)
 
 
@@ -221,7 +222,7 @@ async def test_silent_worker_keeps_what_it_said() -> None:
             workers, one = await stack.enter_async_context(followed(engine.endpoint))
             await until_runs(one, "vllm", 0, 32)
         asked_at = one.engine_questions.at
-        workers.note_emptied(one.name)
+        workers.note_emptied(one.name, Loss.RESTARTED)
         await until(lambda: one.engine_questions.at > asked_at + 0.05, "it is asked again")
         assert one.engine == Engine("vllm", Release(0, 32))
 

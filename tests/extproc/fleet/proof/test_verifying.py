@@ -41,6 +41,7 @@ from extproc.requests.request import CHAT_PATH, Head
 from extproc.requests.request import parse as parse_request
 from extproc.serving.router import Router
 from extproc.tokenizing.tokens import Tokenizer
+from kvstate.events import Loss
 from kvstate.feeds.feed import FeedState
 from kvstate.fleet import FollowedWorkers
 from kvstate.following.worker_feeds import WorkerFeeds
@@ -394,7 +395,7 @@ async def test_worker_whose_cache_is_emptied_is_verified_at_once(tmp_path: Path)
             await before.until("proved")
         wrong = Settings(listen=listen, chat_template=template(tmp_path, "x" + OWN))
         async with simulated(wrong):
-            before.workers.note_emptied(listen)
+            before.workers.note_emptied(listen, Loss.RESTARTED)
             await before.until("refuted")
 
 
