@@ -83,6 +83,7 @@ _GROUPS = {
     "Look at a running router": {
         "top": "show workers and decisions, refreshed every two seconds",
         "explain": "show where a request would go, and why",
+        "why": "show why prompts were computed again, and who breaks the cache",
     },
     "Simulate": {
         "worker": "run one simulated worker",
@@ -96,7 +97,8 @@ _GROUPS = {
 
 # The commands that `kvsteer-tools` brings, and what it adds to the command `envoy`.
 TOOLS = frozenset({
-    "demo", "report", "whatif", "doctor", "bridge", "top", "worker", "traffic", "completion"
+    "demo", "report", "whatif", "doctor", "bridge", "top", "worker", "traffic", "completion",
+    "why",
 })  # fmt: skip
 ENVOY_PATCH = "envoy-patch"
 

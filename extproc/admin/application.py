@@ -31,6 +31,7 @@ from extproc.admin.routes import (
     decision_routes,
     fleet_routes,
     map_routes,
+    miss_routes,
     page_routes,
 )
 from extproc.base.address import Address
@@ -69,6 +70,7 @@ def admin_application(
     application.add_routes(page_routes(workers))
     policy = policy_header and policy_header.lower()
     application.add_routes(fleet_routes(router, workers, policy, session_headers))
+    application.add_routes(miss_routes(router))
     application.add_routes(decision_routes(observations, workers, streams))
     application.add_routes(map_routes(observations, workers))
     return application

@@ -23,6 +23,7 @@ from extproc.admin.prefixes import prefixes, spread
 from extproc.admin.recent import RecentDecision, summary, with_ids
 from extproc.base.errors import RequestError
 from extproc.config.sections import ALL_PERCENT, STEERS_ALL
+from extproc.features.misses.misses import Misses
 from extproc.fleet.discovery.discovery import Discovery
 from extproc.fleet.workers import Workers
 from extproc.observing.faults import Faults
@@ -54,6 +55,7 @@ _PATHS = (
     "/apis",
     "/media",
     "/contexts",
+    "/misses",
     "/explain",
     "/events",
     "/faults",
@@ -221,6 +223,19 @@ def fleet_routes(
         web.get("/events", get_events),
         web.post("/events", post_events),
     ]
+
+
+def miss_routes(router: Router) -> list[web.RouteDef]:
+    """Returns GET /misses: why prompts were computed again."""
+
+    async def get_misses(request: web.Request) -> web.Response:
+        found = router.feature(Misses)
+        if found is None:
+            return answered({"enabled": False})
+        conversation = number_of(request.query.get("conversation", "0"), "the conversation")
+        return answered(found.as_json(request.query.get("request_id", ""), conversation))
+
+    return [web.get("/misses", get_misses)]
 
 
 async def _envelope_of(raw: bytes) -> _Envelope:

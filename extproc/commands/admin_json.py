@@ -45,6 +45,51 @@ class ModelContexts(msgspec.Struct, frozen=True):
     says: str
 
 
+class Break(msgspec.Struct, frozen=True):
+    """One of `breaks` in GET /misses. says: who changes prompts, where and how, in words."""
+
+    says: str
+
+
+class Sender(msgspec.Struct, frozen=True):
+    """One of `clients` in GET /misses. tokens: by cause. Prices: None if none is configured."""
+
+    model: str
+    client: str
+    tenant: str
+    turns: int
+    prompt_tokens: int
+    tokens: dict[str, int]
+    saved_seconds: float
+    again_seconds: float
+    again_price: float | None = None
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """One of `turns` in GET /misses. at: seconds since 1970. says: its verdict in words."""
+
+    at: float
+    request_id: str
+    conversation: int
+    turn: int
+    client: str
+    worker: str
+    prompt_tokens: int
+    tokens: dict[str, int]
+    says: str
+
+
+class Misses(msgspec.Struct, frozen=True):
+    """GET /misses. enabled: if not, the rest is empty. tokens: of all turns, by cause."""
+
+    enabled: bool
+    seconds: float = 0.0
+    tokens: dict[str, int] = {}
+    breaks: list[Break] = []
+    clients: list[Sender] = []
+    turns: list[Turn] = []
+
+
 class Worker(msgspec.Struct, frozen=True):
     """One of GET /workers. Texts say why the worker is not well, and are "" if it is."""
 

@@ -30,6 +30,7 @@ from extproc.config.sections import (
     HoldSettings,
     Isolation,
     Log,
+    MissSettings,
     PrefixCacheSettings,
     RecorderSettings,
     ReportSettings,
@@ -600,6 +601,9 @@ class Config:
     isolation: Isolation | None = setting("tenants whose caches are kept apart", None)
     accounting: Accounting = setting("which parts of responses are read", Accounting)
     report: ReportSettings = setting("what GET /report tells", ReportSettings)
+    misses: MissSettings = setting(
+        "why prompts are computed again, and who breaks the cache", MissSettings
+    )
     state: State = setting("what the router knows after a restart", State)
     recorder: RecorderSettings = setting(
         "a recording of what passes, without prompts", RecorderSettings

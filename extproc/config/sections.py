@@ -304,6 +304,29 @@ class TokenHandover:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class MissSettings:
+    """Why prompts are computed again, and who breaks the cache."""
+
+    enabled: bool = setting(
+        "true: for each turn of a conversation, it is found out why its tokens were computed",
+        default=False,
+    )
+    memory_bytes: int = setting(
+        "memory for the token ids of each conversation's last prompt, 4 bytes a token",
+        256 * 1024 * 1024,
+        minimum=1024 * 1024,
+    )
+    response_headers: bool = setting(
+        "true: clients are told how much of their own last prompt was reused, and why not more",
+        default=False,
+    )
+    worker_price_per_hour: float = setting(
+        "what a worker costs in an hour, in any currency; 0: misses have no price",
+        0.0,
+    )
+
+
 # What becomes of a request that names no tenant, and of all requests while the router is away.
 REFUSE, COMMON = "refuse", "common"
 OPEN, CLOSED = "open", "closed"

@@ -14,6 +14,7 @@ Each enabled feature is asked at these points of a request's way, in the order i
     extend       as the proxy is answered                 add members to the body
     write        after that                               add headers, change the body, or refuse
     note_server  once the proxy says who answered         note who
+    respond      as the response begins                   add headers for the client
     note_end     at the end of a decided request          learn from what the engine reported
     note_stop    once no new request comes                end what waits, before the router stops
     collectors   once, at the start                       show metrics
@@ -122,6 +123,10 @@ class Feature:
 
     def note_server(self, decision: Decision, endpoint: str) -> None:
         """Notes which endpoint answered a request."""
+
+    def respond(self, decision: Decision) -> Sequence[tuple[str, str]]:
+        """Returns headers that the client gets with its response; the proxy must send it here."""
+        return ()
 
     def note_end(
         self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_sent: bool

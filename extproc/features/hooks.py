@@ -12,11 +12,11 @@ log = logging.getLogger("kvsteer.decision")
 class Hooks:
     """The hooks of features, by their names; `Feature` says what each of them is.
 
-    headers: those that any of them reads.
+    features: all of them. headers: those that any of them reads.
     """
 
     def __init__(self, features: Iterable[Feature] = ()) -> None:
-        made = list(features)
+        self.features = made = list(features)
         self.headers = [name for one in made for name in one.headers]
         self.describe = [one.describe for one in _with(made, "describe")]
         self.terms = [one.terms for one in _with(made, "terms")]
@@ -27,6 +27,7 @@ class Hooks:
         self.extend = [one.extend for one in _with(made, "extend")]
         self.write = [one.write for one in _with(made, "write")]
         self.note_server = [one.note_server for one in _with(made, "note_server")]
+        self.respond = [one.respond for one in _with(made, "respond")]
         self.note_end = [one.note_end for one in _with(made, "note_end")]
         self.note_stop = [one.note_stop for one in _with(made, "note_stop")]
 

@@ -7,6 +7,7 @@ from extproc.observing.metrics import Metrics
 from extproc.routing.claims.homes import Homes
 from extproc.routing.claims.lines import Lines
 from extproc.routing.load.loads import Loads
+from extproc.tokenizing.prompt_tokens import PromptTokens
 
 
 class RouterParts(NamedTuple):
@@ -17,3 +18,4 @@ class RouterParts(NamedTuple):
     homes: Homes
     lines: Lines
     metrics: Metrics
+    tokens: PromptTokens

@@ -9,6 +9,7 @@ from extproc.features.fetching.fetching import fetching
 from extproc.features.handing.handing import handing
 from extproc.features.holding.holding import holding
 from extproc.features.legs.legs import legs
+from extproc.features.misses.misses import misses
 from extproc.features.router_parts import RouterParts
 
 # Each makes its feature, or None if the configuration leaves it off. What writes into a body comes
@@ -19,6 +20,7 @@ FEATURES: Sequence[Callable[[Config, RouterParts], Feature | None]] = (
     holding,
     handing,
     legs,
+    misses,
 )
 
 

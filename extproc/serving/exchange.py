@@ -35,6 +35,7 @@ from extproc.serving.named_rank import named_rank
 from extproc.serving.placed_request import PlacedRequest
 from extproc.serving.proxy_message import (
     REQUEST_HEADERS,
+    RESPONSE_HEADERS,
     ProxyMessage,
 )
 from extproc.serving.router import Routed, no_more_time
@@ -114,6 +115,8 @@ class Exchange:
         Raises:
             ProtocolError: as `receive`.
         """
+        if self._service.hooks.respond and message.kind == RESPONSE_HEADERS:
+            self._stream.response_values = self._response_values()
         step = self._stream.receive(message)
         if self._service.looks_at_headers and message.kind == REQUEST_HEADERS:
             self._look_at_headers_of_request(message)
@@ -122,6 +125,18 @@ class Exchange:
         elif self._placed is not None:
             self._placed.look_at(message)
         return step
+
+    def _response_values(self) -> HeaderValues:
+        """Returns the headers that features add to the response."""
+        if self._placed is None:
+            return ()
+        found: HeaderValues = ()
+        for respond in self._service.hooks.respond:
+            try:
+                found = (*found, *respond(self._placed.decision))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the response must go on
+                log_fault(log, "a feature failed with %s", error)
+        return found
 
     def _look_at_headers_of_request(self, message: ProxyMessage) -> None:
         """Takes what the request's headers say besides what the stream reads."""

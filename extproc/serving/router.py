@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -79,6 +79,8 @@ log = logging.getLogger("kvsteer.decision")
 
 
 HTTP_OK = 200
+
+AnyFeature = TypeVar("AnyFeature", bound=Feature)
 
 # How many bytes of a body log_prompts shows.
 LOGGED_BODY_BYTES = 4_096
@@ -154,7 +156,7 @@ class Router:
         self.ledger = Ledger(config, rng.getrandbits(64), candidates, reporter)
         self._disaggregator = Disaggregator(config, self.ledger, workers.upstreams)
         ledger = self.ledger
-        parts = RouterParts(workers, ledger.loads, ledger.homes, ledger.lines, metrics)
+        parts = RouterParts(workers, ledger.loads, ledger.homes, ledger.lines, metrics, self.tokens)
         made = [*enabled(config, parts), *features]
         for collector in itertools.chain.from_iterable(one.collectors() for one in made):
             metrics.registry.register(collector)
@@ -332,6 +334,10 @@ class Router:
             return self._candidates.state
         proofs = self._proofs
         return lambda worker: proofs.trust_for(query.query_for(worker).forms).state(worker)
+
+    def feature(self, kind: type[AnyFeature]) -> AnyFeature | None:
+        """Returns the enabled feature of a kind, None if it is off."""
+        return next((one for one in self.hooks.features if isinstance(one, kind)), None)
 
     def is_hung(self, model: str) -> bool:
         """Returns whether a model's template or tokenizer did not come back, and runs no more."""

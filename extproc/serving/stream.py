@@ -82,7 +82,7 @@ from extproc.serving.proxy_message import (
     ProxyMessage,
     number_of,
 )
-from extproc.serving.stream_answers import AnswerCache, Answers, PickAnswer
+from extproc.serving.stream_answers import AnswerCache, Answers, HeaderValues, PickAnswer
 
 # Most decimal digits of a status.
 _STATUS_DIGITS = 3
@@ -283,6 +283,7 @@ class Stream:
 
     # What few streams look at belongs to the class, since every request makes a stream.
     response_head: ResponseHead | None = None
+    response_values: HeaderValues = ()
     is_duplex = False
     has_more_time = False
     _echoes_response = False
@@ -541,7 +542,7 @@ class Stream:
             may_tell = head.is_readable and not message.is_last
             read_body = self._reads_usage and may_tell and not self._echoes_response
             return stream_answers.encoded(
-                stream_answers.response_headers_go_on(read_body=read_body)
+                stream_answers.response_headers_go_on(self.response_values, read_body=read_body)
             )
         if message.kind == RESPONSE_TRAILERS:
             return stream_answers.encoded(stream_answers.response_trailers_go_on())

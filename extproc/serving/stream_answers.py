@@ -360,12 +360,18 @@ def request_trailers_go_on() -> ProcessingResponse:
     return ProcessingResponse(request_trailers=TrailersResponse())
 
 
-def response_headers_go_on(*, read_body: bool = False) -> ProcessingResponse:
+def response_headers_go_on(
+    values: HeaderValues = (), *, read_body: bool = False
+) -> ProcessingResponse:
     """Returns the answer that leaves response headers as they are.
 
-    read_body: requests the response's body as it streams; needs allow_mode_override.
+    values: those that are set besides. read_body: requests the response's body as it streams; needs
+    allow_mode_override.
     """
     answer = ProcessingResponse(response_headers=HeadersResponse())
+    if values:
+        mutation = HeaderMutation(set_headers=[_overwrite(*pair) for pair in values])
+        answer.response_headers.response.header_mutation.CopyFrom(mutation)
     if read_body:
         answer.mode_override.CopyFrom(_WITH_RESPONSE_BODY)
     return answer

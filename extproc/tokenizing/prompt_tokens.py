@@ -121,6 +121,11 @@ class PromptTokens:
         """Returns whether a model is not tokenized any more, since it has held a thread."""
         return model in self._hung
 
+    def text_of(self, model: str) -> Callable[[Tokens], str] | None:
+        """Returns what turns a model's ids into text, None if the router cannot."""
+        found = self._tokenizers.get(model)
+        return None if found is None or isinstance(found, RemoteTokenizer) else found.text_of
+
     def close(self) -> None:
         """Stops the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -383,7 +383,7 @@ class Tokenizer:
     def text_of(self, tokens: Sequence[int]) -> str:
         """Returns the text of token ids, including special tokens; invalid ids are left out.
 
-        Only for golden requests: a user's text must not be shown anywhere.
+        A user's text must not be shown anywhere.
         """
         return self._library.decode(list(tokens), skip_special_tokens=False)
 

@@ -1,0 +1,1 @@
+"""Why prompts are computed again, and who breaks the cache: `misses`."""

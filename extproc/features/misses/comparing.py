@@ -1,0 +1,134 @@
+"""Compares a prompt with those of the conversations that it may continue: the part for a thread.
+
+It takes milliseconds where prompts are long, so it runs apart, and only for prompts that do not
+simply go on from a known one.
+"""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from extproc.features.misses.change import KEPT_SHARE, Kind, difference, found_share, kind_of
+from extproc.features.misses.locating import Spot, locate
+from extproc.features.misses.verdicts import TEMPLATE, Change
+from extproc.requests.parts import Part, Place
+from extproc.routing.claims.ends import ASKING_TOKENS
+from kvstate.overlap import Tokens, shared_tokens
+
+# So many tokens of what changed are turned into text, to find the part that begins in it.
+SHOWN_TOKENS = 256
+
+# Returns the text of tokens.
+TextOf = Callable[[Tokens], str]
+
+
+class Alike(msgspec.Struct, frozen=True, gc=False):
+    """A conversation that a prompt may continue.
+
+    number: of the conversation. tokens: its last prompt. is_named: whether the client's session has
+    the same name. begun: how many tokens an earlier prompt of it had, with which the new one
+    begins; 0 if it does not. turns: how many requests it had.
+    """
+
+    number: int
+    tokens: Tokens
+    is_named: bool = False
+    begun: int = 0
+    turns: int = 1
+
+
+class Match(msgspec.Struct, frozen=True, gc=False):
+    """The conversation that a prompt continues.
+
+    number: of the conversation, 0 if it goes on from an earlier prompt of one, as a sub-agent does.
+    last: the tokens of the prompt from which it goes on. kept: how many of these it keeps. change:
+    what changed behind them, None if nothing did.
+    """
+
+    number: int
+    last: int
+    kept: int
+    change: Change | None = None
+
+
+def match_of(
+    new: Tokens, alike: Sequence[Alike], parts: Sequence[Part], text_of: TextOf | None
+) -> Match | None:
+    """Returns which conversation a prompt continues, None if it begins one.
+
+    It continues one whose last prompt is found in it, the one with most of it. If none is, it may
+    be one of the same session whose turns were all replaced, but not what is before them.
+
+    text_of: None if the text of tokens is not known; then only token counts say what changed.
+    """
+    found = [_compared(new, one) for one in alike]
+    best = max(found, key=_likeness, default=None)
+    if best is None:
+        return None
+    if best.share >= KEPT_SHARE:
+        return _matched(new, best, parts, text_of)
+    forked = max((one.alike.begun for one in found), default=0)
+    if forked:
+        return Match(0, forked, forked)
+    named = [one for one in found if one.alike.is_named and one.alike.turns > 1]
+    best = max(named, key=lambda one: one.kept, default=None)
+    if best is None:
+        return None
+    match = _matched(new, best, parts, text_of)
+    if match.change is None or match.change.place != Place.TURN:
+        return None
+    return replace(match, change=replace(match.change, kind=Kind.COMPACTION))
+
+
+class _Compared(msgspec.Struct, frozen=True, gc=False):
+    alike: Alike
+    kept: int
+    share: float
+
+
+def _compared(new: Tokens, alike: Alike) -> _Compared:
+    old = alike.tokens
+    kept = shared_tokens(old, new)
+    share = 1.0 if is_whole(old, kept) else found_share(old, new, kept)
+    return _Compared(alike, kept, share)
+
+
+def _likeness(one: _Compared) -> tuple[float, int]:
+    return one.share, one.kept
+
+
+def is_whole(old: Tokens, kept: int) -> bool:
+    """Returns whether a prompt keeps all of an older one but for how that asks for its answer."""
+    return kept >= len(old) - ASKING_TOKENS
+
+
+def _matched(new: Tokens, best: _Compared, parts: Sequence[Part], text_of: TextOf | None) -> Match:
+    old, kept, number = best.alike.tokens, best.kept, best.alike.number
+    if is_whole(old, kept):
+        return Match(number, kept, kept)
+    return Match(number, len(old), kept, change_of(old, new, kept, parts, text_of))
+
+
+def change_of(
+    old: Tokens, new: Tokens, kept: int, parts: Sequence[Part], text_of: TextOf | None
+) -> Change:
+    """Returns what changed in a prompt behind the tokens that it shares with an older one."""
+    if text_of is None:
+        return Change(kept)
+    seen = difference(old, new, kept)
+    spot = _spot(new, kept, seen.come, parts, text_of)
+    is_turn = spot.part is None or spot.part.place is Place.TURN
+    kind = kind_of(seen, old, new, text_of, is_turn=is_turn, is_written=spot.is_written)
+    if spot.part is None or kind is Kind.OPTION:
+        return Change(kept, TEMPLATE, kind=kind)
+    return Change(kept, spot.part.place, spot.part.index, spot.part.role, kind)
+
+
+def _spot(new: Tokens, kept: int, come: int, parts: Sequence[Part], text_of: TextOf) -> Spot:
+    """Returns which part of the request stands where it changed."""
+    before = text_of(new[:kept])
+    changed = text_of(new[kept : kept + min(come, SHOWN_TOKENS)])
+    shown = text_of(new[kept + min(come, SHOWN_TOKENS) : kept + come + SHOWN_TOKENS])
+    start = len(before)
+    return locate(parts, before + changed + shown, start, start + len(changed))

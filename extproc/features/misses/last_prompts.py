@@ -1,0 +1,163 @@
+"""The last prompt of each conversation, by which its next one is judged.
+
+A conversation is found by the end of its last prompt, which its next one repeats
+(`extproc.routing.claims.ends`). If its beginning has changed, that end is not in the next one: then
+it is found by the session that its client names, or by one of its first turns, and only if what its
+last prompt says is found in the next one.
+
+The ids of a prompt take four bytes a token, and are mostly those by which the tokenizer remembers
+it. What is kept is bounded in bytes; the conversation that was silent for longest is dropped first.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from kvstate.overlap import Tokens
+
+# Memory of a conversation besides its tokens, and of each key under which it is found (measured).
+CONVERSATION_BYTES = 900
+_KEY_BYTES = 150
+BYTES_PER_TOKEN = 4
+
+# Under a session or a turn, so many conversations are known at most, the latest.
+MOST_ALIKE = 16
+
+# Of a conversation, so many ends of prompts are known at most, the latest: requests may go on from
+# an earlier one, as sub-agents do.
+MOST_ENDS = 4
+
+
+class LastPrompt(msgspec.Struct, eq=False, gc=False, weakref=False):
+    """The last prompt of one conversation.
+
+    number: of the conversation, from 1. tokens: its ids. worker: to which it went. at: when, in
+    seconds of the loads' clock. turns: how many of its requests have been seen. client, tenant: who
+    asks. is_stored: whether its worker may have stored it; None until its request has ended.
+    """
+
+    number: int
+    tokens: Tokens
+    worker: str
+    at: float
+    turns: int = 1
+    client: str = ""
+    whose: int = 0
+    is_stored: bool | None = None
+    ends: tuple[int, ...] = ()
+    names: tuple[int, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory that it takes."""
+        keys = len(self.ends) + len(self.names)
+        return CONVERSATION_BYTES + BYTES_PER_TOKEN * len(self.tokens) + _KEY_BYTES * keys
+
+
+class LastPrompts:
+    """The last prompts of one router's conversations.
+
+    max_bytes: for all. dropped: how many conversations were dropped for want of memory.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._latest: OrderedDict[int, LastPrompt] = OrderedDict()
+        # by the key of a prompt's end: the conversation, and how many tokens that prompt had
+        self._by_end: dict[int, tuple[int, int]] = {}
+        self._by_name: dict[int, tuple[int, ...]] = {}
+        self._numbers = 0
+        self.bytes = 0
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        """Returns how many conversations are known."""
+        return len(self._latest)
+
+    def find_end(self, keys: Iterable[int]) -> tuple[LastPrompt, int] | None:
+        """Returns the conversation that has a prompt with one of these ends, and its tokens.
+
+        They are fewer than those of its last prompt if it has gone on since.
+        """
+        for key in keys:
+            found = self._by_end.get(key)
+            if found is not None:
+                return self._latest[found[0]], found[1]
+        return None
+
+    def find_alike(self, names: Iterable[int]) -> Iterator[LastPrompt]:
+        """Yields the conversations with one of these names, each once, the latest of each first."""
+        seen: set[int] = set()
+        for name in names:
+            for number in reversed(self._by_name.get(name, ())):
+                if number not in seen:
+                    seen.add(number)
+                    yield self._latest[number]
+
+    def begin(self, last: LastPrompt) -> LastPrompt:
+        """Remembers a conversation whose first prompt this is; gives it its number."""
+        self._numbers += 1
+        last.number = self._numbers
+        self._latest[last.number] = last
+        self.bytes += last.size_bytes
+        self._shrink()
+        return last
+
+    def go_on(self, last: LastPrompt, tokens: Tokens, worker: str, now: float) -> None:
+        """Notes the next prompt of a conversation."""
+        if last.number not in self._latest:
+            return
+        self.bytes += BYTES_PER_TOKEN * (len(tokens) - len(last.tokens))
+        last.tokens, last.worker, last.at = tokens, worker, now
+        last.turns += 1
+        last.is_stored = None
+        self._latest.move_to_end(last.number)
+        self._shrink()
+
+    def note_end(self, last: LastPrompt, key: int) -> None:
+        """Notes where the last prompt of a conversation ends."""
+        if not key or last.number not in self._latest or key in last.ends[-1:]:
+            return
+        ends = [one for one in last.ends if one != key]
+        if len(ends) == MOST_ENDS:
+            self._drop_end(ends.pop(0), last.number)
+        before = last.size_bytes
+        last.ends = (*ends, key)
+        self.bytes += last.size_bytes - before
+        self._by_end[key] = last.number, len(last.tokens)
+
+    def note_names(self, last: LastPrompt, names: Sequence[int]) -> None:
+        """Notes under which names a conversation is found from now on: its session, its turns."""
+        if last.number not in self._latest:
+            return
+        for name in set(last.names) - set(names):
+            self._drop_name(name, last.number)
+        before = last.size_bytes
+        last.names = tuple(dict.fromkeys(names))
+        self.bytes += last.size_bytes - before
+        for name in last.names:
+            alike = [one for one in self._by_name.get(name, ()) if one != last.number]
+            self._by_name[name] = (*alike[1 - MOST_ALIKE :], last.number)
+        self._shrink()
+
+    def _shrink(self) -> None:
+        while self.bytes > self._max_bytes and self._latest:
+            _, oldest = self._latest.popitem(last=False)
+            self.bytes -= oldest.size_bytes
+            self.dropped += 1
+            for key in oldest.ends:
+                self._drop_end(key, oldest.number)
+            for name in oldest.names:
+                self._drop_name(name, oldest.number)
+
+    def _drop_end(self, key: int, number: int) -> None:
+        if self._by_end.get(key, (0, 0))[0] == number:
+            del self._by_end[key]
+
+    def _drop_name(self, name: int, number: int) -> None:
+        left = tuple([one for one in self._by_name.get(name, ()) if one != number])
+        if left:
+            self._by_name[name] = left
+        else:
+            self._by_name.pop(name, None)

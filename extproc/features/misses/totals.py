@@ -1,0 +1,110 @@
+"""Totals of verdicts: tokens by cause, by client, and in seconds of prefill."""
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+import msgspec
+
+from extproc.features.misses.breaks import BreakKey, Breaks
+from extproc.features.misses.breaks import as_json as break_as_json
+from extproc.features.misses.partition import Cause, computed_again
+from extproc.features.misses.verdicts import Verdict
+
+# Most senders that are told apart: models, clients and tenants together.
+MOST_SENDERS = 256
+OTHERS = "others"
+
+# Most breaks that GET /misses lists.
+MOST_SHOWN = 32
+
+_HOUR_SECONDS = 3_600
+
+
+class Sender(NamedTuple):
+    """Whose requests are counted together. tenant: eight hexadecimal digits, "" for none."""
+
+    model: str
+    client: str
+    tenant: str
+
+
+class Sent(msgspec.Struct):
+    """What came from a sender: turns, their tokens by cause, and seconds of prefill.
+
+    saved_seconds: for tokens that were reused. again_seconds: for those computed again.
+    """
+
+    turns: int = 0
+    tokens: Counter[Cause] = msgspec.field(default_factory=Counter)
+    saved_seconds: float = 0.0
+    again_seconds: float = 0.0
+
+
+class Totals:
+    """The totals of one router since its start.
+
+    price: of a worker's hour, 0 for none. ways: how many verdicts were found in which way.
+    """
+
+    def __init__(self, price: float = 0.0) -> None:
+        self._price = price
+        self._sent: dict[Sender, Sent] = {}
+        self._breaks = Breaks()
+        self.ways: Counter[str] = Counter()
+
+    def count(self, verdict: Verdict) -> None:
+        """Counts a verdict that is complete."""
+        sender = Sender(verdict.model, verdict.client, verdict.tenant)
+        if sender not in self._sent and len(self._sent) >= MOST_SENDERS:
+            sender = Sender(verdict.model, OTHERS, "")
+        sent = self._sent.setdefault(sender, Sent())
+        tokens = verdict.tokens
+        sent.turns += 1
+        sent.tokens.update(tokens)
+        sent.saved_seconds += verdict.seconds * tokens.get(Cause.REUSED, 0)
+        sent.again_seconds += verdict.seconds * computed_again(tokens)
+        changed, change = tokens.get(Cause.CHANGED, 0), verdict.change
+        if change is not None and changed:
+            key = BreakKey(*sender, change.place, change.index, change.kind)
+            self._breaks.add(key, change, changed, verdict.seconds * changed)
+
+    def count_way(self, way: str) -> None:
+        """Counts in which way a verdict was found."""
+        self.ways[way] += 1
+
+    def tokens(self) -> Counter[Cause]:
+        """Returns all tokens by cause."""
+        return sum([one.tokens for one in self._sent.values()], Counter[Cause]())
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the totals of GET /misses: who wastes most comes first."""
+        tokens = self.tokens()
+        again = computed_again(tokens)
+        ranked = sorted(self._sent.items(), key=lambda one: -one[1].again_seconds)
+        return {
+            "tokens": {cause.value: count for cause, count in tokens.items()},
+            "breaks": [break_as_json(*one, again) for one in self._breaks.worst()[:MOST_SHOWN]],
+            "clients": [self._sender_as_json(*one) for one in ranked],
+        }
+
+    def _sender_as_json(self, sender: Sender, sent: Sent) -> dict[str, Any]:
+        hour = self._price / _HOUR_SECONDS
+        return {
+            **sender._asdict(),
+            "turns": sent.turns,
+            "prompt_tokens": sent.tokens.total(),
+            "tokens": {cause.value: count for cause, count in sent.tokens.items()},
+            "saved_seconds": round(sent.saved_seconds, 3),
+            "again_seconds": round(sent.again_seconds, 3),
+            "saved_price": round(sent.saved_seconds * hour, 4) if hour else None,
+            "again_price": round(sent.again_seconds * hour, 4) if hour else None,
+        }
+
+    def by_client(self) -> dict[tuple[str, str], Sent]:
+        """Returns what came from each client, whatever the tenant."""
+        found: dict[tuple[str, str], Sent] = {}
+        for sender, sent in self._sent.items():
+            known = found.setdefault((sender.model, sender.client), Sent())
+            known.tokens.update(sent.tokens)
+            known.again_seconds += sent.again_seconds
+        return found
