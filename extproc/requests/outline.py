@@ -182,7 +182,8 @@ def outline_of(body: bytes, digests: MediaDigests = _unkeyed) -> Outline:
         refuse_costly(body)
         said = _body.decode(body)
         made = _outline(_pieces(said, digests))
-        return replace(made, session=_session(said), previous=_named(said.previous_response_id))
+        session = session_of(said.metadata, said.conversation, said.prompt_cache_key)
+        return replace(made, session=session, previous=_named(said.previous_response_id))
     except (RequestError, msgspec.MsgspecError, UnicodeError, RecursionError):
         return beginning_of(body)
 
@@ -222,20 +223,18 @@ def _least(last: int, count: int) -> int:
     return LEAST_BYTES if count < MANY else max(LEAST_BYTES, last // MANY_SHARE)
 
 
-def _session(body: _OutlineBody) -> str:
-    """Returns the client's name for its session, "" without one.
+def session_of(metadata: object, conversation: object, prompt_cache_key: object) -> str:
+    """Returns the client's name for its session by fields of its body, "" without one.
 
     OpenAI's `conversation` (an id, or an object with one) and `prompt_cache_key`, and Anthropic's
     `metadata.user_id`: a text, or the JSON of an object with `session_id`, as Claude Code sends it.
     """
-    about = body.metadata
-    user = _named(about.get("user_id") if isinstance(about, dict) else None)
+    user = _named(metadata.get("user_id") if isinstance(metadata, dict) else None)
     if user.startswith("{"):
         with suppress(msgspec.MsgspecError, RecursionError):
             user = _user.decode(user).session_id or user
-    conversation = body.conversation
-    conversation = conversation.get("id") if isinstance(conversation, dict) else conversation
-    return _named(conversation) or _named(body.prompt_cache_key) or user
+    named = conversation.get("id") if isinstance(conversation, dict) else conversation
+    return _named(named) or _named(prompt_cache_key) or user
 
 
 def _named(name: object) -> str:

@@ -4,10 +4,10 @@ By them a place in a prompt is named ("tool 3", "turn 17"), and a conversation w
 changed is found again: its turns are as they were.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import xxhash
@@ -15,6 +15,7 @@ import xxhash
 from extproc.base.errors import RequestError
 from extproc.requests.costly_json import refuse_costly
 from extproc.requests.messages_request import BILLING_LINE
+from extproc.requests.outline import session_of
 
 # Longer bodies are not read for this.
 MAX_BYTES = 4 * 1024 * 1024
@@ -54,6 +55,13 @@ class Part(msgspec.Struct, frozen=True, dict=True):
         return digest.intdigest()
 
 
+class Said(NamedTuple):
+    """What a body says: its parts, and the client's name for its session, "" without one."""
+
+    parts: Sequence[Part] = ()
+    session: str = ""
+
+
 class _Body(msgspec.Struct, gc=False):
     tools: Any = None
     functions: Any = None
@@ -62,14 +70,17 @@ class _Body(msgspec.Struct, gc=False):
     messages: Any = None
     input: Any = None
     prompt: Any = None
+    prompt_cache_key: Any = None
+    metadata: Any = None
+    conversation: Any = None
 
 
 _decoder = msgspec.json.Decoder(_Body)
 _SYSTEM_ROLES = frozenset(("system", "developer"))
 
 
-def parts_of(body: bytes) -> list[Part]:
-    """Returns the parts of a request's body, of any API.
+def parts_of(body: bytes) -> Said:
+    """Returns the parts of a request's body, of any API, and its session.
 
     Raises:
         RequestError: it is too long, no JSON object, or too costly to read.
@@ -79,7 +90,8 @@ def parts_of(body: bytes) -> list[Part]:
     refuse_costly(body)
     try:
         said = _decoder.decode(body)
-        return [*_tools(said), *_systems(said), *_turns(said)]
+        parts = [*_tools(said), *_systems(said), *_turns(said)]
+        return Said(parts, session_of(said.metadata, said.conversation, said.prompt_cache_key))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         raise RequestError("bad_json") from None
 

@@ -42,7 +42,7 @@ from extproc.features.misses.verdicts import Verdict, as_json, told
 from extproc.features.misses.whereabouts import why_elsewhere, why_gone
 from extproc.features.router_parts import RouterParts
 from extproc.observing.outcomes import Outcome
-from extproc.requests.parts import Part, Place, parts_of
+from extproc.requests.parts import Part, Place, Said, parts_of
 from extproc.requests.request import RoutingRequest
 from extproc.requests.tenant_salt import Tenant, name_apart
 from extproc.requests.trusted_headers import TrustedHeaders
@@ -96,8 +96,9 @@ NO_NAMES = Names()
 class _Turn(msgspec.Struct, eq=False):
     """One request between its decision and its verdict.
 
-    last: its conversation, None while that is not known. is_examined, is_ended: what its verdict
-    waits for. predicted: how many tokens its worker was to reuse.
+    last: its conversation, None while that is not known. before: the same as it was before.
+    is_examined, is_ended: what its verdict waits for. predicted: how many tokens its worker was to
+    reuse.
     """
 
     verdict: Verdict
@@ -105,6 +106,7 @@ class _Turn(msgspec.Struct, eq=False):
     decision: Decision
     predicted: int
     last: LastPrompt | None = None
+    before: LastPrompt | None = None
     is_examined: bool = False
     is_ended: bool = False
     is_stored: bool = True
@@ -215,39 +217,41 @@ class Misses(Feature):
         """Judges a turn of a known conversation, and remembers its prompt."""
         verdict, decision = turn.verdict, turn.decision
         held = replace(verdict.held, last=match.last, kept=match.kept)
+        if decision.worker == last.worker:  # that others hold it as well explains nothing
+            held = replace(held, elsewhere=0)
         usable = min(match.kept, held.prompt - 1) // held.block * held.block
         if held.reused < usable:
-            held = self._say_why(turn, last, replace(held), usable)
+            held = self._say_why(turn, last, held, usable)
         verdict.held, verdict.change = held, match.change
         verdict.conversation, verdict.turn = last.number, last.turns + 1
-        turn.last = last
+        turn.last, turn.before = last, replace(last)
         self.prompts.go_on(last, turn.prompt.tokens, decision.worker, now)
         self.prompts.note_end(last, _end_key(decision))
 
     def _say_why(self, turn: _Turn, last: LastPrompt, held: Held, usable: int) -> Held:
         """Says why a worker lacks what a conversation keeps of its last prompt."""
         decision, verdict = turn.decision, turn.verdict
-        moved = decision.worker != last.worker
-        if not moved:
-            held = replace(held, elsewhere=0)
-        elif held.elsewhere > held.reused:
+        if held.elsewhere > held.reused:
             verdict.because = why_elsewhere(decision, last.worker)
-        if min(usable, max(held.reused, held.elsewhere)) < usable:
-            record = self._workers.records.get(last.worker)
-            there = _tokens_of(decision, last.worker)
-            gone, because = why_gone(
-                last,
-                turn.prompt,
-                there,
-                held.block,
-                None if record is None else record.holdings,
-                self._workers.followed.blocks.removed_at,
-                self._growth,
-                self._clock() - self._monotonic(),
-            )
+        if max(held.reused, held.elsewhere) < usable:
+            gone, because = self._why_gone(last, turn, _tokens_of(decision, last.worker))
             held = replace(held, gone=gone)
             verdict.because = verdict.because or because
         return held
+
+    def _why_gone(self, last: LastPrompt, turn: _Turn, there: int) -> tuple[Cause, str]:
+        """Returns why a conversation's worker holds only so many tokens of a prompt."""
+        record = self._workers.records.get(last.worker)
+        return why_gone(
+            last,
+            turn.prompt,
+            there,
+            turn.verdict.held.block,
+            None if record is None else record.holdings,
+            self._workers.followed.blocks.removed_at,
+            self._growth,
+            self._clock() - self._monotonic(),
+        )
 
     def _examine(
         self,
@@ -279,9 +283,9 @@ class Misses(Feature):
         now: float,
     ) -> None:
         try:
-            parts = await self._examining.run(partial(_parts, body))
-            names = names_of(parts, whose, session)
-            await self._match(turn, parts, names, whose, found, now)
+            said = await self._examining.run(partial(_said, body))
+            names = names_of(said.parts, whose, session or said.session)
+            await self._match(turn, said.parts, names, whose, found, now)
         except Exception as error:  # noqa: BLE001 - whatever it is, the request goes on without
             turn.verdict.held = replace(turn.verdict.held, beginning=Cause.UNKNOWN)
             log_fault(log, "examining a prompt failed with %s", error)
@@ -374,8 +378,25 @@ class Misses(Feature):
         if outcome is not None and outcome.is_moved and turn.last is not None:
             turn.last.worker = outcome.worker
         if outcome is not None and turn.is_stored:
-            _take_report(turn, outcome)
+            self._take_report(turn, outcome)
         self._finish(turn)
+
+    def _take_report(self, turn: _Turn, outcome: Outcome) -> None:
+        """Takes what the engine of the answering worker reported."""
+        verdict, cached = turn.verdict, outcome.reported.cached_tokens
+        if outcome.worker:
+            verdict.worker = outcome.worker
+        if cached is None or not outcome.is_comparable or not outcome.is_whole:
+            return
+        verdict.is_reported = True
+        verdict.held = held = replace(verdict.held, reused=min(cached, verdict.held.prompt))
+        if cached + held.block > turn.predicted:
+            return
+        # it went between the decision and the engine's step, or the feed was behind
+        gone, because = Cause.UNKNOWN, ""
+        if turn.before is not None:
+            gone, because = self._why_gone(turn.before, turn, cached)
+        verdict.held, verdict.because = replace(held, gone=gone), because or verdict.because
 
     def _finish(self, turn: _Turn) -> None:
         """Counts a verdict once its request has ended and was examined, if it was computed."""
@@ -411,25 +432,11 @@ class Misses(Feature):
         }
 
 
-def _take_report(turn: _Turn, outcome: Outcome) -> None:
-    """Takes what the engine of the answering worker reported."""
-    verdict, cached = turn.verdict, outcome.reported.cached_tokens
-    if outcome.worker:
-        verdict.worker = outcome.worker
-    if cached is None or not outcome.is_comparable or not outcome.is_whole:
-        return
-    held = verdict.held
-    verdict.is_reported = True
-    verdict.held = replace(held, reused=min(cached, held.prompt))
-    if cached + held.block <= turn.predicted:  # less than its feed said: nothing explains it here
-        verdict.held = replace(verdict.held, gone=Cause.UNKNOWN)
-
-
-def _parts(body: bytes) -> Sequence[Part]:
+def _said(body: bytes) -> Said:
     try:
         return parts_of(body)
     except RequestError:
-        return ()
+        return Said()
 
 
 def _end_key(decision: Decision) -> int:

@@ -1,10 +1,10 @@
 """The verdict of a turn: what became of each token of its prompt, and why, in numbers and words."""
 
-import time
-from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from extproc.features.misses.change import Kind
 from extproc.features.misses.partition import Cause, Held, Tokens, main_cause, partition
@@ -145,10 +145,9 @@ def told(verdict: Verdict) -> list[tuple[str, str]]:
     held, change = verdict.held, verdict.change
     if held.last is None:
         return []
-    tokens = verdict.tokens
     overlap = min(held.reused, held.kept)
-    found = [(OVERLAP_HEADER, str(overlap))]
-    cause = verdict.cause
+    tokens = partition(replace(held, reused=overlap))
+    found, cause = [(OVERLAP_HEADER, str(overlap))], main_cause(tokens)
     if cause is not None:
         said = f"{cause.value}; tokens={tokens[cause]}"
         if change is not None and cause is Cause.CHANGED:
@@ -195,6 +194,6 @@ def change_as_json(change: Change) -> dict[str, Any]:
     }
 
 
-def clock_time(at: float, zone: Callable[[float], time.struct_time] = time.gmtime) -> str:
-    """Returns a time of day in UTC."""
-    return time.strftime("%H:%M:%S", zone(at))
+def clock_time(at: float) -> str:
+    """Returns the time of day in UTC. at: seconds since 1970."""
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")

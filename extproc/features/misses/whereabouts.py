@@ -1,7 +1,6 @@
 """What became of the tokens that a worker held of a conversation, and why it went elsewhere."""
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from extproc.features.misses.growth import Growth, most_of
 from extproc.features.misses.last_prompts import LastPrompt
@@ -16,16 +15,6 @@ _OF_LOSS = {Loss.RESTARTED: Cause.RESTARTED, Loss.CLEARED: Cause.CLEARED}
 
 # Returns when a worker last removed the block of a prompt behind so many of its blocks.
 RemovedAt = Callable[[str, Prompt, int], float | None]
-
-
-class Caches(Protocol):
-    """What is known of the workers' caches."""
-
-    def holdings(self, name: str) -> Holdings:
-        """Returns the record of what was sent to a worker."""
-
-    def removed_at(self, name: str, prompt: Prompt, blocks: int) -> float | None:
-        """Returns when a worker last removed a block of a prompt, None if that is not known."""
 
 
 def why_gone(

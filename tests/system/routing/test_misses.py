@@ -1,6 +1,7 @@
 """Why prompts are computed again, through a real Envoy to simulated engines."""
 
 import contextlib
+import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -78,7 +79,8 @@ async def misses(system: System, query: str = "") -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def judging(workers: int = 2) -> AsyncIterator[System]:
-    async with running(workers, ("tiny",), MISSES) as system:
+    # slow enough that a prompt is examined before its response begins
+    async with running(workers, ("tiny",), MISSES, prefill_tokens_per_second=10_000) as system:
         yield system
 
 
@@ -106,3 +108,88 @@ async def test_time_in_the_system_is_named_and_the_client_is_told() -> None:
         (worst,) = (await misses(system))["breaks"]
         assert (worst["client"], worst["at_token"], worst["turns"]) == ("claude-cli", at, 1)
         assert (await one.turn())["cause"] == ""
+
+
+async def test_other_worker_evictions_and_losses_are_named() -> None:
+    async with judging() as system:
+        one = Conversation(system, "parsers")
+        first = await one.turn()
+        await one.turn()
+        drained = {"endpoint": first["worker"], "draining": True}
+        await system.session.post(f"{system.admin}/draining", json=drained)
+        moved = await one.turn()
+        assert moved["cause"] == "elsewhere"
+        assert "draining" in moved["because"]
+        here = next(worker for worker in system.workers if worker.endpoint == moved["worker"])
+        await until(lambda: _clears(system, here.url), "no request runs there")
+        cleared = await one.turn()
+        assert cleared["cause"] == "cleared"
+        assert cleared["tokens"]["cleared"] >= moved["prompt_tokens"] - 2 * 16
+        await system.kill_worker(here.endpoint)
+        await system.start_worker(here.endpoint)
+        await until(lambda: _holds_nothing(system, here.endpoint), "the restart has been seen")
+        assert (await one.turn())["cause"] == "restarted"
+
+
+async def _clears(system: System, worker: str) -> bool:
+    async with system.session.post(f"{worker}/reset_prefix_cache") as response:
+        return bool((await response.json())["success"])
+
+
+async def _holds_nothing(system: System, endpoint: str) -> bool:
+    (status,) = [one for one in await system.status() if one["endpoint"] == endpoint]
+    return status["state"] == "live" and not any(status["blocks_by_tier"].values())
+
+
+async def test_eviction_is_named_with_who_grew_and_when() -> None:
+    async with running(1, ("tiny",), MISSES, blocks=100) as system:
+        one, other = Conversation(system, "parsers"), Conversation(system, "lexers")
+        await one.turn()
+        before = await one.turn()
+        for _ in range(6):
+            await other.turn()
+        evicted = await one.turn()
+        assert evicted["cause"] == "evicted"
+        assert evicted["tokens"]["evicted"] >= before["prompt_tokens"] / 2
+        assert "UTC" in evicted["because"]
+        assert "from claude-cli" in evicted["because"]
+
+
+async def test_router_that_has_just_started_says_that_it_does_not_know() -> None:
+    async with judging() as system:
+        one = Conversation(system, "parsers", session="a session")
+        await one.turn()
+        await system.stop_router(signal.SIGTERM)
+        await system.start_router()
+        verdict = await one.turn()
+        assert verdict["cause"] == "unknown"
+        assert verdict["last_tokens"] is None
+        assert (await one.turn())["cause"] == ""
+        assert (await Conversation(system, "lexers").turn())["cause"] == ""
+
+
+async def test_compaction_is_known_by_the_session() -> None:
+    async with judging() as system:
+        one = Conversation(system, "parsers", session="a session")
+        for _ in range(4):
+            await one.turn()
+        one.messages[:-1] = [{"role": "user", "content": "In short: nothing was found. " * 3}]
+        verdict = await one.turn()
+        assert verdict["change"]["kind"] == "compaction"
+        assert (verdict["change"]["part"], verdict["change"]["index"]) == ("turn", 0)
+        assert verdict["conversation"] == 1
+        assert (await one.turn())["cause"] == ""
+
+
+async def test_sub_agents_that_go_on_from_one_prompt_change_nothing() -> None:
+    async with judging() as system:
+        one, other = Conversation(system, "parsers"), Conversation(system, "parsers")
+        await one.turn()
+        other.messages = one.messages[:-1]
+        other.messages.append({"role": "user", "content": "You are a sub-agent now. " * 20})
+        one.messages = list(one.messages)
+        await one.turn()
+        forked = await other.turn()
+        assert forked["cause"] == ""
+        assert forked["conversation"] == 2
+        assert forked["tokens"]["reused"] >= forked["last_tokens"] - 32

@@ -1,0 +1,44 @@
+import pytest
+
+from extproc.features.misses.examining import (
+    ADVANCE_SECONDS,
+    MOST_BYTES,
+    MOST_WAITING,
+    SHARE,
+    Examining,
+)
+
+
+class Clock:
+    """A clock that a test sets, in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_requests_that_wait_are_bounded_in_number_and_bytes() -> None:
+    examining = Examining(Clock())
+    assert not examining.admit(MOST_BYTES + 1)
+    assert all(examining.admit(1) for _ in range(MOST_WAITING))
+    assert not examining.admit(1)
+    examining.leave(1)
+    assert not examining.admit(MOST_BYTES)
+    assert examining.admit(1)
+
+
+async def test_work_that_took_its_share_waits_for_time_to_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, spent = Clock(), [0.0, ADVANCE_SECONDS + 1.0]
+    monkeypatch.setattr("time.thread_time", lambda: spent.pop(0))
+    examining = Examining(clock)
+    assert examining.admit(1)
+    assert await examining.run(lambda: 7) == 7
+    assert not examining.admit(1)
+    clock.now = 0.9 / SHARE
+    assert not examining.admit(1)
+    clock.now = 1.1 / SHARE
+    assert examining.admit(1)

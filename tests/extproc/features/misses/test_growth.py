@@ -1,0 +1,45 @@
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.features.misses.growth import (
+    MOST_SENDERS,
+    OTHERS,
+    SPAN_SECONDS,
+    SPANS,
+    Growth,
+    most_of,
+)
+
+
+def test_what_came_since_a_time_is_counted_by_sender() -> None:
+    growth = Growth()
+    growth.add("codex", 500, 10.0)
+    growth.add("claude-cli", 3_000, 40.0)
+    growth.add("codex", 1_000, 70.0)
+    assert growth.since(35.0) == {"claude-cli": 3_000, "codex": 1_000}
+    assert growth.since(0.0)["codex"] == 1_500
+    assert most_of(growth.since(35.0)) == (
+        "since then 4,000 new tokens came there, 75% of them from claude-cli"
+    )
+    assert most_of(Counter()) == ""
+
+
+@given(st.lists(st.tuples(st.integers(0, 3 * MOST_SENDERS), st.floats(0, 3 * 3_600)), max_size=300))
+def test_growth_is_bounded(came: list[tuple[int, float]]) -> None:
+    growth, total = Growth(), 0
+    for sender, now in sorted(came, key=lambda one: one[1]):
+        growth.add(str(sender), 1, now)
+        total += now >= came[-1][1] - SPAN_SECONDS * SPANS
+    found = growth.since(0.0)
+    assert len(found) <= SPANS * (MOST_SENDERS + 1)
+
+
+def test_too_many_senders_count_as_one() -> None:
+    growth = Growth()
+    for sender in range(MOST_SENDERS + 5):
+        growth.add(str(sender), 2, 1.0)
+    assert growth.since(0.0)[OTHERS] == 10
+    growth.add("late", 1, SPAN_SECONDS * (SPANS + 2))
+    assert growth.since(0.0) == {"late": 1}

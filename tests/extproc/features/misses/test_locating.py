@@ -1,0 +1,59 @@
+import pytest
+
+from extproc.features.misses.locating import MOST_MISSING, locate
+from extproc.requests.parts import Part, Place
+
+SYSTEM = Part(Place.SYSTEM, 0, ("You help. It is noon.",), "system")
+TOOLS = [Part(Place.TOOLS, n, (name, "{}")) for n, name in enumerate(("Read", "Write"))]
+TURNS = [
+    Part(Place.TURN, 0, ("Look at it, please.",), "user"),
+    Part(Place.TURN, 1, ("Hm.", "Read"), "assistant"),
+    Part(Place.TURN, 2, ("The file says no.",), "tool"),
+]
+TEXT = (
+    "<s>system\nYou help. It is noon.\n# Tools\n[{name: Read}, {name: Write}]</s>"
+    "<s>user\nLook at it, please.</s><s>assistant\nHm.<call>Read</call></s>"
+    "<s>tool\nThe file says no.</s><s>assistant\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("at", "expected"),
+    [
+        ("noon", (Place.SYSTEM, 0, True)),
+        ("Read}", (Place.TOOLS, 0, True)),
+        ("Write", (Place.TOOLS, 1, True)),
+        ("please", (Place.TURN, 0, True)),
+        ("</s><s>assistant\nHm", (Place.TURN, 0, False)),
+        ("The file", (Place.TURN, 2, True)),
+    ],
+)
+def test_place_in_a_prompt_is_that_of_the_part_that_stands_there(
+    at: str, expected: tuple[Place, int, bool]
+) -> None:
+    start = TEXT.index(at)
+    spot = locate([*TOOLS, SYSTEM, *TURNS], TEXT, start, start + 1)
+    assert spot.part is not None
+    assert (spot.part.place, spot.part.index, spot.is_written) == expected
+
+
+def test_part_that_begins_within_a_place_is_preferred() -> None:
+    start = TEXT.index("}, {name: Write")
+    spot = locate([*TOOLS, SYSTEM, *TURNS], TEXT, start, start + len("}, {name: Write}"))
+    assert spot.part is TOOLS[1]
+    assert spot.is_written
+
+
+def test_nothing_stands_before_the_first_part() -> None:
+    spot = locate([*TOOLS, SYSTEM, *TURNS], TEXT, 0, 3)
+    assert (spot.part, spot.is_written) == (None, False)
+    assert locate([], TEXT, 5, 6).part is None
+
+
+def test_parts_that_the_template_does_not_write_are_left_out() -> None:
+    missing = [Part(Place.TURN, n, ("", f"absent {n}"), "user") for n in range(MOST_MISSING)]
+    last = TEXT.index("The file")
+    few = locate([SYSTEM, *missing[1:], TURNS[2]], TEXT, last, last + 1)
+    assert few.part is TURNS[2]
+    many = locate([SYSTEM, *missing, TURNS[2]], TEXT, last, last + 1)
+    assert many.part is SYSTEM
