@@ -33,10 +33,11 @@ import sys
 import time
 from array import array
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from types import FrameType as Frame
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -238,12 +239,20 @@ class Bench:
     """A router and a connection to it.
 
     turns: how often the event loop turns after each read. part: of a request that is done.
-    has_tasks: whether every message has a task; it then needs turns.
+    has_tasks: whether every message has a task; it then needs turns. more: further sections of the
+    router's configuration.
     """
 
     def __init__(
-        self, workers: int, turns: int = 0, part: str = "whole", *, has_tasks: bool = False
+        self,
+        workers: int,
+        turns: int = 0,
+        part: str = "whole",
+        *,
+        has_tasks: bool = False,
+        more: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
+        self.more = more
         self.workers = workers
         self.turns = turns
         self.part = part
@@ -252,11 +261,12 @@ class Bench:
         self.sink = Sink()
         self.served = 0
         self.connection: LeanConnection
+        self.router: Router
         self.close: Callable[[], Any]
 
     async def start(self) -> None:
         """Starts the router, and waits until its workers are live."""
-        config = parse(yaml.safe_dump(configuration(self.workers)), "benchmark")
+        config = parse(yaml.safe_dump(configuration(self.workers) | {**self.more}), "benchmark")
         tokenizer = Tokenizer.load(config.models[0])
         assert tokenizer is not None
         held = [
@@ -281,7 +291,7 @@ class Bench:
         while {workers.candidates.state(name) for name in workers.records} != {"live"}:
             await asyncio.sleep(0.01)
         observations = Observations(lambda: 0.0, kept_at_once=1)
-        router = Router(
+        self.router = router = Router(
             config,
             workers,
             {"tiny": tokenizer},

@@ -73,10 +73,13 @@ class Wait(ABC):
 class Feature:
     """The hooks, none of which does anything; times are seconds of the loads' clock.
 
-    headers: the names of the trusted headers that it reads, in lower case.
+    headers: the names of the trusted headers that it reads, in lower case. wants_named: whether
+    requests are to have the values of these (`RoutingRequest.named`), as for what only `begin`
+    reads.
     """
 
     headers: Sequence[str] = ()
+    wants_named = False
 
     def describe(self, request: RoutingRequest, named: TrustedHeaders) -> RoutingRequest:
         """Returns a request with what the trusted headers say of it; without side effects."""

@@ -12,12 +12,14 @@ log = logging.getLogger("kvsteer.decision")
 class Hooks:
     """The hooks of features, by their names; `Feature` says what each of them is.
 
-    features: all of them. headers: those that any of them reads.
+    features: all of them. headers: those that any of them reads. wants_named: whether any wants
+    requests to have these.
     """
 
     def __init__(self, features: Iterable[Feature] = ()) -> None:
         self.features = made = list(features)
         self.headers = [name for one in made for name in one.headers]
+        self.wants_named = any(one.wants_named for one in made)
         self.describe = [one.describe for one in _with(made, "describe")]
         self.terms = [one.terms for one in _with(made, "terms")]
         self.dress = [one.dress for one in _with(made, "dress")]

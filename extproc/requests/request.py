@@ -45,6 +45,7 @@ from extproc.requests.prompt import (
 )
 from extproc.requests.request_class import RequestClass
 from extproc.requests.tenant_salt import Tenant
+from extproc.requests.trusted_headers import NO_TRUSTED_HEADERS, TrustedHeaders
 from kvstate.undecodable import UNDECODABLE
 
 __all__ = [
@@ -209,8 +210,8 @@ class RoutingRequest(msgspec.Struct, frozen=True, gc=False):
     names none. wants_endpoint: whether the proxy needs an endpoint even for a request that calls no
     model. of_class: its class, None without classes. tenant: whose it is, None if nobody asks.
     is_unread: whether it has a body that would have been changed, and was not read. whose: the
-    client that waits for itself alone: the tenant, or an address; None where nobody asks. client:
-    the kind of the client, "" where nobody asks.
+    client that waits for itself alone: the tenant, or an address; None where nobody asks. named:
+    the values of the headers that features read, where one of them asks for these.
     policy_headers: the values of the headers that policies read, by the keys that name them; empty
     where none is configured.
     """
@@ -224,7 +225,7 @@ class RoutingRequest(msgspec.Struct, frozen=True, gc=False):
     tenant: Tenant | None = None
     is_unread: bool = False
     whose: bytes | None = None
-    client: str = ""
+    named: TrustedHeaders = NO_TRUSTED_HEADERS
     policy_headers: Mapping[str, bytes] = NO_HEADERS
 
 

@@ -23,6 +23,8 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
 
+from msgspec.structs import replace
+
 from extproc.base.headers import MODEL
 from extproc.base.logs import log_fault
 from extproc.features.feature import AskForTime
@@ -153,6 +155,8 @@ class Exchange:
         """
         service = self._service
         route = service.router.route
+        if service.names:
+            request = replace(request, named=self._named)
         if not service.prepares:
             return self._place(await route(request, self._traceparent, ask_for_time), request)
         prepared = await self._prepared(request)

@@ -25,7 +25,7 @@ class SharedByStreams:
     """What all streams of a server share.
 
     monotonic: a clock in seconds, for the times of responses. is_traced: whether requests are
-    traced. looks_at_headers: whether requests' headers say more than a stream reads. accounts:
+    traced. names: whether requests are to have the values of features' headers. looks_at_headers: whether requests' headers say more than a stream reads. accounts:
     whether responses are accounted for. reads_usage: whether their reported tokens are, too.
     hooks: of enabled features. decoder: of the proxy's messages.
     names_model: whether the proxy is told the model.
@@ -49,7 +49,8 @@ class SharedByStreams:
         self.reads_usage = config.accounting.responses == "usage"
         self.preparation = router.preparation
         self.prepares = router.preparation.is_needed
-        self.looks_at_headers = self.prepares or self.is_traced
+        self.names = router.hooks.wants_named
+        self.looks_at_headers = self.prepares or self.is_traced or self.names
         self.joining = ThreadPoolExecutor(1, thread_name_prefix="joining")
         self.endpoints = endpoints_named(config.policy, is_duplex=False)
         self.duplex_endpoints = endpoints_named(config.policy, is_duplex=True)

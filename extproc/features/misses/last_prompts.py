@@ -29,22 +29,34 @@ MOST_ALIKE = 16
 MOST_ENDS = 4
 
 
-class LastPrompt(msgspec.Struct, eq=False, gc=False, weakref=False):
+class Sent(msgspec.Struct, eq=False, gc=False):
+    """Where a prompt went.
+
+    worker: the one that answered. at: when, in seconds of the loads' clock. is_stored: whether it
+    may have stored the prompt; False if the request failed.
+    """
+
+    worker: str
+    at: float
+    is_stored: bool = True
+
+
+class LastPrompt(msgspec.Struct, eq=False):
     """The last prompt of one conversation.
 
-    number: of the conversation, from 1. tokens: its ids. worker: to which it went. at: when, in
-    seconds of the loads' clock. turns: how many of its requests have been seen. client, tenant: who
-    asks. is_stored: whether its worker may have stored it; None until its request has ended.
+    number: of the conversation, from 1. tokens: its ids. sent: where it went. client, tenant: who
+    asks, as it is shown. whose: 64 bits of what its conversations have in common. turns: how many
+    of its requests have been seen. ends: the keys of the ends of its last prompts. names: see
+    `LastPrompts.note_names`.
     """
 
     number: int
     tokens: Tokens
-    worker: str
-    at: float
-    turns: int = 1
+    sent: Sent
     client: str = ""
+    tenant: str = ""
     whose: int = 0
-    is_stored: bool | None = None
+    turns: int = 1
     ends: tuple[int, ...] = ()
     names: tuple[int, ...] = ()
 
@@ -95,37 +107,45 @@ class LastPrompts:
                     seen.add(number)
                     yield self._latest[number]
 
-    def begin(self, last: LastPrompt) -> LastPrompt:
-        """Remembers a conversation whose first prompt this is; gives it its number."""
+    def begin(self, last: LastPrompt, key: int = 0) -> LastPrompt:
+        """Remembers a conversation whose first prompt this is; gives it its number.
+
+        key: of the prompt's end, 0 if that is not known.
+        """
         self._numbers += 1
         last.number = self._numbers
         self._latest[last.number] = last
         self.bytes += last.size_bytes
+        if key:
+            self._note_end(last, key)
         self._shrink()
         return last
 
-    def go_on(self, last: LastPrompt, tokens: Tokens, worker: str, now: float) -> None:
-        """Notes the next prompt of a conversation."""
-        if last.number not in self._latest:
+    def go_on(self, last: LastPrompt, tokens: Tokens, sent: Sent, key: int) -> None:
+        """Notes the next prompt of a conversation. key: of its end, 0 if that is not known."""
+        number = last.number
+        if number not in self._latest:
             return
         self.bytes += BYTES_PER_TOKEN * (len(tokens) - len(last.tokens))
-        last.tokens, last.worker, last.at = tokens, worker, now
+        last.tokens, last.sent = tokens, sent
         last.turns += 1
-        last.is_stored = None
-        self._latest.move_to_end(last.number)
-        self._shrink()
+        self._latest.move_to_end(number)
+        if key:
+            self._note_end(last, key)
+        if self.bytes > self._max_bytes:
+            self._shrink()
 
-    def note_end(self, last: LastPrompt, key: int) -> None:
+    def _note_end(self, last: LastPrompt, key: int) -> None:
         """Notes where the last prompt of a conversation ends."""
-        if not key or last.number not in self._latest or key in last.ends[-1:]:
+        ends, number = last.ends, last.number
+        self._by_end[key] = number, len(last.tokens)
+        if key in ends:
             return
-        ends = [one for one in last.ends if one != key]
+        last.ends = (*ends[1 - MOST_ENDS :], key)
         if len(ends) == MOST_ENDS:
-            self._drop_end(ends.pop(0), last.number)
-        before = last.size_bytes
-        last.ends = (*ends, key)
-        self.bytes += last.size_bytes - before
-        self._by_end[key] = last.number, len(last.tokens)
+            self._drop_end(ends[0], number)
+        else:
+            self.bytes += _KEY_BYTES
 
     def note_names(self, last: LastPrompt, names: Sequence[int]) -> None:
         """Notes under which names a conversation is found from now on: its session, its turns."""

@@ -31,10 +31,10 @@ from extproc.config.schema import Config
 from extproc.config.sections import MissSettings
 from extproc.features.feature import Feature
 from extproc.features.misses.client_kinds import ClientKinds
-from extproc.features.misses.comparing import Alike, Match, match_of
+from extproc.features.misses.comparing import Alike, match_of
 from extproc.features.misses.examining import Examining
 from extproc.features.misses.growth import Growth
-from extproc.features.misses.last_prompts import LastPrompt, LastPrompts
+from extproc.features.misses.last_prompts import LastPrompt, LastPrompts, Sent
 from extproc.features.misses.miss_figures import MissFigures
 from extproc.features.misses.partition import Cause, Held
 from extproc.features.misses.totals import Totals
@@ -45,7 +45,6 @@ from extproc.observing.outcomes import Outcome
 from extproc.requests.parts import Part, Place, Said, parts_of
 from extproc.requests.request import RoutingRequest
 from extproc.requests.tenant_salt import Tenant, name_apart
-from extproc.requests.trusted_headers import TrustedHeaders
 from extproc.routing.claims.ends import ASKING_TOKENS
 from extproc.routing.decision import Decision
 from extproc.routing.inputs.query import Query
@@ -96,26 +95,27 @@ NO_NAMES = Names()
 class _Turn(msgspec.Struct, eq=False):
     """One request between its decision and its verdict.
 
-    last: its conversation, None while that is not known. before: the same as it was before.
-    is_examined, is_ended: what its verdict waits for. predicted: how many tokens its worker was to
-    reuse.
+    last: its conversation, None while that is not known. sent: where its prompt goes. before: where
+    the conversation's last prompt went, None if none is known. is_examined, is_ended: what its
+    verdict waits for. predicted: how many tokens its worker was to reuse.
     """
 
     verdict: Verdict
     prompt: Prompt
     decision: Decision
+    sent: Sent
     predicted: int
     last: LastPrompt | None = None
-    before: LastPrompt | None = None
+    before: Sent | None = None
     is_examined: bool = False
     is_ended: bool = False
-    is_stored: bool = True
 
 
 class Misses(Feature):
     """Finds out why prompts are computed again. clock: seconds since 1970."""
 
     headers = (_USER_AGENT,)
+    wants_named = True
 
     def __init__(
         self, rules: MissSettings, parts: RouterParts, clock: Callable[[], float] = time.time
@@ -139,111 +139,114 @@ class Misses(Feature):
         self._number = 0
         self._workers.followed.index.remember_removals(REMOVALS)
 
-    def describe(self, request: RoutingRequest, named: TrustedHeaders) -> RoutingRequest:
-        """Returns a request with the kind of its client."""
-        kind = self._clients.kind_of(named.get(_USER_AGENT, ()))
-        return replace(request, client=kind)
-
     def begin(self, request: RoutingRequest, query: Query, decision: Decision, now: float) -> None:
         """Judges a request whose prompt is keyed, or has it examined."""
-        prompt = query.sole
-        is_whole_prompt = query.media is None or query.media.is_whole
-        if prompt is None or not decision.pick or not is_whole_prompt or not query.reads_cache:
+        prompts = query.prompts
+        if len(prompts) != 1 or not decision.pick or _is_beyond(query):
             return
-        turn = self._turn(request, query, prompt, decision)
+        prompt, followed = prompts[0], decision.basis.belonging.turn
+        turn = self._turn(request, query, prompt, decision, now)
         self._open[id(decision)] = turn
-        self._note_growth(turn, now)
-        found = self._find(decision, prompt)
-        if found is not None and self._goes_on(turn, *found, now):
-            self._settle_examination(turn, AT_ONCE)
+        found = self.prompts.find_end((followed.follows,)) or self._find(decision, prompt)
+        if found is None or found[1] != len(found[0].tokens):
+            self._examine(request, query, turn, found)
             return
-        self._examine(request, query, turn, found, now)
+        self._go_on(turn, found[0], followed.keys)
+        turn.is_examined = True
+        self.totals.ways[AT_ONCE] += 1
 
     def _turn(
-        self, request: RoutingRequest, query: Query, prompt: Prompt, decision: Decision
+        self,
+        request: RoutingRequest,
+        query: Query,
+        prompt: Prompt,
+        decision: Decision,
+        now: float,
     ) -> _Turn:
         self._number += 1
-        basis, count = decision.basis, len(prompt.tokens)
-        claimed = basis.claims_on(decision.worker).speculative
-        reused = min(count, max(basis.certain_tokens, claimed))
-        block = max(1, self._workers.candidates.block_size(decision.worker))
+        basis, worker, count = decision.basis, decision.worker, len(prompt.tokens)
+        claims = basis.claims.get(worker)
+        reused = (
+            basis.certain_tokens
+            if claims is None
+            else max(claims.speculative, basis.certain_tokens)
+        )
         speed = self._loads.tokens_per_second(decision.pick[0])
-        held = Held(count, reused, block, elsewhere=_elsewhere(decision))
         verdict = Verdict(
             self._number,
             self._clock(),
             request.head.request_id,
             query.model or "",
-            request.client,
-            shown_tenant(request.tenant),
-            decision.worker,
+            "",
+            "",
+            worker,
             0,
             1,
-            held,
-            seconds=1 / speed if speed else 0.0,
+            Held(count, min(count, reused), self._workers.candidates.block_size(worker) or 1),
+            None,
+            "",
+            1 / speed if speed else 0.0,
         )
-        return _Turn(verdict, prompt, decision, reused)
-
-    def _note_growth(self, turn: _Turn, now: float) -> None:
-        verdict = turn.verdict
-        sender = verdict.client + (f" (tenant {verdict.tenant})" if verdict.tenant else "")
-        new = verdict.held.prompt - verdict.held.reused
-        self._growth[verdict.worker].add(sender, new, now)
+        return _Turn(verdict, prompt, decision, Sent(worker, now), reused)
 
     def _find(self, decision: Decision, prompt: Prompt) -> tuple[LastPrompt, int] | None:
-        """Returns the conversation that a prompt goes on from, and from how many tokens of it."""
-        follows = decision.basis.belonging.turn.follows
-        if follows:
-            found = self.prompts.find_end((follows,))
-            if found is not None:
-                return found
+        """Returns the conversation that a prompt goes on from, and from how many tokens of it.
+
+        Those whose worker has lost its cache are found as well.
+        """
         if not decision.marks:
             return None
         return self.prompts.find_end(self._homes.ends_in(decision.marks[0], prompt.tokens))
 
-    def _goes_on(self, turn: _Turn, last: LastPrompt, begun: int, now: float) -> bool:
-        """Judges a turn that goes on from the last prompt of its conversation; False if not."""
+    def _go_on(self, turn: _Turn, last: LastPrompt, keys: Sequence[int]) -> None:
+        """Judges a turn that goes on from the last prompt of its conversation."""
         old, new = last.tokens, turn.prompt.tokens
-        if begun != len(old):
-            return False
-        kept = max(0, begun - ASKING_TOKENS)
-        most = min(begun, len(new))
-        while kept < most and old[kept] == new[kept]:
-            kept += 1
-        self._continue(turn, last, Match(last.number, kept, kept), now)
-        return True
+        kept = len(old)
+        asked = kept - ASKING_TOKENS
+        if old[asked:] != new[asked:kept]:  # what asks for an answer is not always kept
+            kept = max(0, asked)
+            while kept < len(new) and old[kept] == new[kept]:
+                kept += 1
+        self._continue(turn, last, kept, kept, keys)
 
-    def _continue(self, turn: _Turn, last: LastPrompt, match: Match, now: float) -> None:
-        """Judges a turn of a known conversation, and remembers its prompt."""
-        verdict, decision = turn.verdict, turn.decision
-        held = replace(verdict.held, last=match.last, kept=match.kept)
-        if decision.worker == last.worker:  # that others hold it as well explains nothing
-            held = replace(held, elsewhere=0)
-        usable = min(match.kept, held.prompt - 1) // held.block * held.block
-        if held.reused < usable:
-            held = self._say_why(turn, last, held, usable)
-        verdict.held, verdict.change = held, match.change
+    def _continue(
+        self, turn: _Turn, last: LastPrompt, length: int, kept: int, keys: Sequence[int]
+    ) -> None:
+        """Judges a turn of a known conversation, and remembers its prompt.
+
+        length: the tokens of its last prompt. kept: those that both have.
+        """
+        verdict, sent, before = turn.verdict, turn.sent, last.sent
+        seen, count = verdict.held, len(turn.prompt.tokens)
+        verdict.held = held = Held(count, seen.reused, seen.block, length, kept)
+        verdict.client, verdict.tenant = last.client, last.tenant
+        turn.last, turn.before = last, before
+        if held.reused < min(kept, count - 1) // held.block * held.block:
+            self._say_why(turn, before)
         verdict.conversation, verdict.turn = last.number, last.turns + 1
-        turn.last, turn.before = last, replace(last)
-        self.prompts.go_on(last, turn.prompt.tokens, decision.worker, now)
-        self.prompts.note_end(last, _end_key(decision))
+        self._note_growth(turn)
+        self.prompts.go_on(last, turn.prompt.tokens, sent, keys[0] if keys else 0)
 
-    def _say_why(self, turn: _Turn, last: LastPrompt, held: Held, usable: int) -> Held:
+    def _note_growth(self, turn: _Turn) -> None:
+        verdict, held = turn.verdict, turn.verdict.held
+        sender = f"{verdict.client} (tenant {verdict.tenant})" if verdict.tenant else verdict.client
+        self._growth[verdict.worker].add(sender, held.prompt - held.reused, turn.sent.at)
+
+    def _say_why(self, turn: _Turn, before: Sent) -> None:
         """Says why a worker lacks what a conversation keeps of its last prompt."""
         decision, verdict = turn.decision, turn.verdict
-        if held.elsewhere > held.reused:
-            verdict.because = why_elsewhere(decision, last.worker)
-        if max(held.reused, held.elsewhere) < usable:
-            gone, because = self._why_gone(last, turn, _tokens_of(decision, last.worker))
-            held = replace(held, gone=gone)
-            verdict.because = verdict.because or because
-        return held
+        elsewhere = _elsewhere(decision) if decision.worker != before.worker else 0
+        gone, because = self._why_gone(before, turn, _tokens_of(decision, before.worker))
+        if elsewhere > verdict.held.reused:
+            because = why_elsewhere(decision, before.worker)
+        verdict.held = replace(verdict.held, elsewhere=elsewhere, gone=gone)
+        verdict.because = because
 
-    def _why_gone(self, last: LastPrompt, turn: _Turn, there: int) -> tuple[Cause, str]:
+    def _why_gone(self, before: Sent, turn: _Turn, there: int) -> tuple[Cause, str]:
         """Returns why a conversation's worker holds only so many tokens of a prompt."""
-        record = self._workers.records.get(last.worker)
+        record = self._workers.records.get(before.worker)
         return why_gone(
-            last,
+            before,
             turn.prompt,
             there,
             turn.verdict.held.block,
@@ -259,17 +262,17 @@ class Misses(Feature):
         query: Query,
         turn: _Turn,
         found: tuple[LastPrompt, int] | None,
-        now: float,
     ) -> None:
         """Has a request examined in the thread, if that has room."""
-        body = request.body or b""
+        verdict, body = turn.verdict, request.body or b""
+        verdict.client = self._clients.kind_of(request.named.get(_USER_AGENT, ()))
+        verdict.tenant = shown_tenant(request.tenant)
         if not body or not self._examining.admit(len(body)):
-            self._begin_conversation(turn, NO_NAMES, now, is_known=False)
+            self._begin_conversation(turn, NO_NAMES, 0, is_known=False)
             self._settle_examination(turn, UNEXAMINED)
             return
-        task = asyncio.get_running_loop().create_task(
-            self._examined(body, _whose(request, query), _session(request, query), turn, found, now)
-        )
+        asked = self._examined(body, _whose(request, query), _session(request, query), turn, found)
+        task = asyncio.get_running_loop().create_task(asked)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -280,12 +283,11 @@ class Misses(Feature):
         session: str,
         turn: _Turn,
         found: tuple[LastPrompt, int] | None,
-        now: float,
     ) -> None:
         try:
             said = await self._examining.run(partial(_said, body))
             names = names_of(said.parts, whose, session or said.session)
-            await self._match(turn, said.parts, names, whose, found, now)
+            await self._match(turn, said.parts, names, whose, found)
         except Exception as error:  # noqa: BLE001 - whatever it is, the request goes on without
             turn.verdict.held = replace(turn.verdict.held, beginning=Cause.UNKNOWN)
             log_fault(log, "examining a prompt failed with %s", error)
@@ -300,65 +302,50 @@ class Misses(Feature):
         names: Names,
         whose: int,
         found: tuple[LastPrompt, int] | None,
-        now: float,
     ) -> None:
         """Finds the conversation of a turn, or begins one."""
         alike = self.prompts.find_alike(names.all)
         known = {one.number: one for one in alike if one.whose == whose}
-        begun = 0
         if found is not None:
             known.setdefault(found[0].number, found[0])
-            begun = found[1]
-        compared = [
-            Alike(
-                one.number,
-                one.tokens,
-                is_named=bool(names.session) and names.session in one.names,
-                begun=begun if found is not None and one is found[0] else 0,
-                turns=one.turns,
-            )
-            for one in known.values()
-        ]
+        compared = [_alike(one, names, found) for one in known.values()]
         text_of = self._tokens.text_of(turn.verdict.model)
         work = partial(match_of, turn.prompt.tokens, compared, parts, text_of)
         match = await self._examining.run(work) if compared else None
-        if match is None:
-            has_begun = any(one.role in _ANSWERS for one in parts) or not parts
-            last = self._begin_conversation(turn, names, now, is_known=not has_begun)
-        elif match.number:
-            last = known[match.number]
-            self._continue(turn, last, match, now)
+        if match is not None and match.number:
+            turn.verdict.change = match.change
+            last, keys = known[match.number], turn.decision.basis.belonging.turn.keys
+            self._continue(turn, last, match.last, match.kept, keys)
             self.prompts.note_names(last, names.all)
-        else:
-            last = self._begin_conversation(turn, names, now, is_known=True)
-            held = replace(turn.verdict.held, last=match.last, kept=match.kept)
-            turn.verdict.held = held
-        last.whose = whose
+            return
+        has_begun = any(one.role in _ANSWERS for one in parts) or not parts
+        is_known = match is not None or not has_begun
+        self._begin_conversation(turn, names, whose, is_known=is_known)
+        if match is not None:
+            verdict = turn.verdict
+            verdict.held = replace(verdict.held, last=match.last, kept=match.kept)
 
-    def _begin_conversation(
-        self, turn: _Turn, names: Names, now: float, *, is_known: bool
-    ) -> LastPrompt:
+    def _begin_conversation(self, turn: _Turn, names: Names, whose: int, *, is_known: bool) -> None:
         """Judges a turn whose conversation is not known, and remembers its prompt.
 
         is_known: whether it is known to begin with it. A conversation that has answers may have
         begun before the router did, or was dropped from memory.
         """
-        verdict = turn.verdict
+        verdict, keys = turn.verdict, turn.decision.basis.belonging.turn.keys
         is_old = self._monotonic() - self._began_at >= LEARNING_SECONDS
         if not (is_known or (is_old and not self.prompts.dropped)):
             verdict.held = replace(verdict.held, beginning=Cause.UNKNOWN)
-        turn.last = last = self.prompts.begin(
-            LastPrompt(0, turn.prompt.tokens, turn.decision.worker, now, client=verdict.client)
-        )
+        last = LastPrompt(0, turn.prompt.tokens, turn.sent, verdict.client, verdict.tenant, whose)
+        turn.last = self.prompts.begin(last, keys[0] if keys else 0)
         verdict.conversation = last.number
-        self.prompts.note_end(last, _end_key(turn.decision))
+        self._note_growth(turn)
         self.prompts.note_names(last, names.all)
-        return last
 
     def _settle_examination(self, turn: _Turn, way: str) -> None:
-        self.totals.count_way(way)
+        self.totals.ways[way] += 1
         turn.is_examined = True
-        self._finish(turn)
+        if turn.is_ended:
+            self._finish(turn)
 
     def respond(self, decision: Decision) -> Sequence[tuple[str, str]]:
         """Returns what a client is told of its own last prompt, if clients are told."""
@@ -372,24 +359,25 @@ class Misses(Feature):
         turn = self._open.pop(id(decision), None)
         if turn is None:
             return
-        status = None if outcome is None else outcome.status
-        turn.is_stored = is_sent and status in (None, _OK)
         turn.is_ended = True
-        if outcome is not None and outcome.is_moved and turn.last is not None:
-            turn.last.worker = outcome.worker
-        if outcome is not None and turn.is_stored:
+        turn.sent.is_stored = is_sent
+        if outcome is not None and is_sent:
+            turn.sent.is_stored = outcome.status in (None, _OK)
+            turn.sent.worker = outcome.worker or turn.sent.worker
             self._take_report(turn, outcome)
-        self._finish(turn)
+        if turn.is_examined:
+            self._finish(turn)
 
     def _take_report(self, turn: _Turn, outcome: Outcome) -> None:
         """Takes what the engine of the answering worker reported."""
         verdict, cached = turn.verdict, outcome.reported.cached_tokens
-        if outcome.worker:
-            verdict.worker = outcome.worker
+        verdict.worker = turn.sent.worker
         if cached is None or not outcome.is_comparable or not outcome.is_whole:
             return
         verdict.is_reported = True
-        verdict.held = held = replace(verdict.held, reused=min(cached, verdict.held.prompt))
+        held = verdict.held
+        if cached != held.reused:
+            verdict.held = held = replace(held, reused=min(cached, held.prompt))
         if cached + held.block > turn.predicted:
             return
         # it went between the decision and the engine's step, or the feed was behind
@@ -399,12 +387,8 @@ class Misses(Feature):
         verdict.held, verdict.because = replace(held, gone=gone), because or verdict.because
 
     def _finish(self, turn: _Turn) -> None:
-        """Counts a verdict once its request has ended and was examined, if it was computed."""
-        if not (turn.is_ended and turn.is_examined):
-            return
-        if turn.last is not None and turn.last.tokens is turn.prompt.tokens:
-            turn.last.is_stored = turn.is_stored
-        if turn.is_stored:
+        """Counts the verdict of a turn that has ended and was examined, if it was computed."""
+        if turn.sent.is_stored:
             self._verdicts.append(turn.verdict)
             self.totals.count(turn.verdict)
 
@@ -439,9 +423,16 @@ def _said(body: bytes) -> Said:
         return Said()
 
 
-def _end_key(decision: Decision) -> int:
-    keys = decision.basis.belonging.turn.keys
-    return keys[0] if keys else 0
+def _is_beyond(query: Query) -> bool:
+    """Returns whether a request's tokens cannot be told apart by what became of them."""
+    media = query.media
+    return query.answers != 1 or not query.reads_cache or (media is not None and not media.is_whole)
+
+
+def _alike(one: LastPrompt, names: Names, found: tuple[LastPrompt, int] | None) -> Alike:
+    is_named = bool(names.session) and names.session in one.names
+    begun = found[1] if found is not None and found[0] is one else 0
+    return Alike(one.number, one.tokens, is_named=is_named, begun=begun, turns=one.turns)
 
 
 def _tokens(overlap: Overlap | None) -> int:

@@ -69,6 +69,12 @@ class Held(msgspec.Struct, frozen=True, gc=False):
     gone: Cause = Cause.UNKNOWN
     beginning: Cause = Cause.FIRST
 
+    @property
+    def is_fine(self) -> bool:
+        """Whether all of the last prompt is kept, and all that can be reused of it was."""
+        usable = min(self.kept, self.prompt - 1) // self.block * self.block
+        return self.kept == self.last and self.reused >= usable
+
 
 def partition(held: Held) -> Tokens:
     """Returns how many tokens of a prompt there are of each cause; they add up to the prompt.
@@ -78,6 +84,11 @@ def partition(held: Held) -> Tokens:
     prompt, reused = held.prompt, min(held.reused, held.prompt)
     if held.last is None:
         return _counted({Cause.REUSED: reused, held.beginning: prompt - reused})
+    if held.is_fine and held.kept <= prompt:  # most turns
+        block = max(0, held.kept - reused)
+        return _counted(
+            {Cause.REUSED: reused, Cause.BLOCK: block, Cause.NEW: prompt - reused - block}
+        )
     kept = min(held.kept, held.last, prompt)
     usable = max(0, min(kept, prompt - 1)) // held.block * held.block
     ends = (

@@ -55,22 +55,26 @@ class Totals:
     def count(self, verdict: Verdict) -> None:
         """Counts a verdict that is complete."""
         sender = Sender(verdict.model, verdict.client, verdict.tenant)
-        if sender not in self._sent and len(self._sent) >= MOST_SENDERS:
-            sender = Sender(verdict.model, OTHERS, "")
-        sent = self._sent.setdefault(sender, Sent())
-        tokens = verdict.tokens
+        sent = self._sent.get(sender) or self._sent_by(sender)
+        tokens, seconds = verdict.tokens, verdict.seconds
         sent.turns += 1
-        sent.tokens.update(tokens)
-        sent.saved_seconds += verdict.seconds * tokens.get(Cause.REUSED, 0)
-        sent.again_seconds += verdict.seconds * computed_again(tokens)
+        counts = sent.tokens
+        for cause, count in tokens.items():
+            counts[cause] += count
+        sent.saved_seconds += seconds * tokens.get(Cause.REUSED, 0)
+        if verdict.held.is_fine:
+            return
+        sent.again_seconds += seconds * computed_again(tokens)
         changed, change = tokens.get(Cause.CHANGED, 0), verdict.change
         if change is not None and changed:
             key = BreakKey(*sender, change.place, change.index, change.kind)
             self._breaks.add(key, change, changed, verdict.seconds * changed)
 
-    def count_way(self, way: str) -> None:
-        """Counts in which way a verdict was found."""
-        self.ways[way] += 1
+    def _sent_by(self, sender: Sender) -> Sent:
+        """Returns what came from a sender that is new, or from one too many."""
+        if len(self._sent) >= MOST_SENDERS:
+            sender = Sender(sender.model, OTHERS, "")
+        return self._sent.setdefault(sender, Sent())
 
     def tokens(self) -> Counter[Cause]:
         """Returns all tokens by cause."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from extproc.features.misses.growth import Growth, most_of
-from extproc.features.misses.last_prompts import LastPrompt
+from extproc.features.misses.last_prompts import Sent
 from extproc.features.misses.partition import Cause
 from extproc.features.misses.verdicts import clock_time
 from extproc.routing.claims.claim_table import Holdings
@@ -18,7 +18,7 @@ RemovedAt = Callable[[str, Prompt, int], float | None]
 
 
 def why_gone(
-    last: LastPrompt,
+    last: Sent,
     prompt: Prompt,
     held: int,
     block: int,
@@ -29,7 +29,7 @@ def why_gone(
 ) -> tuple[Cause, str]:
     """Returns why a worker no longer holds what it got of a conversation, and more in words.
 
-    last: the conversation's last prompt. held: how many tokens of the new prompt it still holds.
+    last: where the conversation's last prompt went. held: how many tokens of the new prompt it still holds.
     record: the worker's, None if it is no longer among the workers. since_epoch: the seconds from
     1970 to the beginning of the monotonic clock.
     """
@@ -43,12 +43,12 @@ def why_gone(
         words = [f"by {last.worker} at {clock_time(at + since_epoch)} UTC"]
         words += filter(None, [most_of(came)] if came is not None else [])
         return Cause.EVICTED, "; ".join(words)
-    if last.is_stored is False:
+    if not last.is_stored:
         return Cause.NOT_STORED, ""
     return Cause.UNKNOWN, "" if at is None else "it was removed before the last turn"
 
 
-def _lost(last: LastPrompt, record: Holdings, since_epoch: float) -> tuple[Cause, str]:
+def _lost(last: Sent, record: Holdings, since_epoch: float) -> tuple[Cause, str]:
     if record.lost_by is None:
         return Cause.GONE, f"{last.worker} was given up as dead"
     when = clock_time(record.lost_at + since_epoch)

@@ -8,24 +8,23 @@ from extproc.features.misses.last_prompts import (
     MOST_ENDS,
     LastPrompt,
     LastPrompts,
+    Sent,
 )
 
 MIB = 1024 * 1024
 
 
 def a_prompt(tokens: int = 10) -> LastPrompt:
-    return LastPrompt(0, array("I", range(tokens)), "w", 1.0)
+    return LastPrompt(0, array("I", range(tokens)), Sent("w", 1.0))
 
 
 def test_conversation_is_found_by_the_ends_of_its_last_prompts() -> None:
     prompts = LastPrompts(MIB)
-    one = prompts.begin(a_prompt(10))
-    prompts.note_end(one, 77)
-    prompts.go_on(one, array("I", range(20)), "v", 2.0)
-    prompts.note_end(one, 78)
+    one = prompts.begin(a_prompt(10), 77)
+    prompts.go_on(one, array("I", range(20)), Sent("v", 2.0), 78)
     assert prompts.find_end([5, 78]) == (one, 20)
     assert prompts.find_end([77]) == (one, 10)
-    assert (one.worker, one.at, one.turns) == ("v", 2.0, 2)
+    assert (one.sent.worker, one.sent.at, one.turns) == ("v", 2.0, 2)
     assert prompts.find_end([5]) is None
 
 
@@ -33,18 +32,16 @@ def test_only_the_latest_ends_of_a_conversation_are_known() -> None:
     prompts = LastPrompts(MIB)
     one = prompts.begin(a_prompt())
     for key in (*range(1, MOST_ENDS + 2), MOST_ENDS + 1, 0):
-        prompts.note_end(one, key)
+        prompts.go_on(one, one.tokens, one.sent, key)
     assert prompts.find_end([1]) is None
     assert len(one.ends) == MOST_ENDS
 
 
 def test_an_end_belongs_to_who_reached_it_last() -> None:
     prompts = LastPrompts(MIB)
-    one, other = prompts.begin(a_prompt()), prompts.begin(a_prompt())
-    prompts.note_end(one, 7)
-    prompts.note_end(other, 7)
+    one, other = prompts.begin(a_prompt(), 7), prompts.begin(a_prompt(), 7)
     for key in range(10, 10 + MOST_ENDS):
-        prompts.note_end(one, key)
+        prompts.go_on(one, one.tokens, one.sent, key)
     assert prompts.find_end([7]) == (other, 10)
 
 
@@ -63,18 +60,16 @@ def test_conversation_that_was_silent_for_longest_is_dropped_first() -> None:
     prompts = LastPrompts(10 * a_prompt(1000).size_bytes)
     made = []
     for key in range(1, 13):
-        one = prompts.begin(a_prompt(1000))
-        prompts.note_end(one, key)
+        one = prompts.begin(a_prompt(1000), key)
         prompts.note_names(one, [100, key])
         made.append(one)
-        prompts.go_on(made[0], made[0].tokens, "w", float(key))
+        prompts.go_on(made[0], made[0].tokens, made[0].sent, 0)
     assert prompts.find_end([1]) == (made[0], 1000)
     assert prompts.find_end([2]) is None
     assert not list(prompts.find_alike([2]))
     assert prompts.dropped > 0
-    prompts.note_end(made[1], 55)
     prompts.note_names(made[1], [55])
-    prompts.go_on(made[1], made[1].tokens, "w", 9.0)
+    prompts.go_on(made[1], made[1].tokens, made[1].sent, 55)
     assert prompts.find_end([55]) is None
 
 
@@ -94,9 +89,9 @@ def test_memory_is_counted_and_bounded_whatever_comes(acts: list[tuple[str, int,
         if act == "begin":
             made.append(prompts.begin(a_prompt(number)))
         elif act == "go on":
-            prompts.go_on(one, array("I", range(number)), "w", 1.0)
+            prompts.go_on(one, array("I", range(number)), one.sent, 0)
         elif act == "end":
-            prompts.note_end(one, number % 7)
+            prompts.go_on(one, one.tokens, one.sent, number % 7)
         else:
             prompts.note_names(one, [number % 5, number % 3])
         known = {one.number: one for key in range(5) for one in prompts.find_alike([key])}

@@ -46,7 +46,7 @@ def test_metrics_tell_clients_apart_and_no_tenants() -> None:
     totals = Totals()
     for tenant in ("0badcafe", "deadbeef"):
         totals.count(verdict("claude-cli", tenant=tenant))
-    totals.count_way("examined")
+    totals.ways["examined"] += 1
     registry = CollectorRegistry()
     registry.register(MissFigures(totals, LastPrompts(1)))
     labels = {"model": "m", "client": "claude-cli"}

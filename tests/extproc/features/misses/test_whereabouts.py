@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from extproc.features.misses.growth import Growth
-from extproc.features.misses.last_prompts import LastPrompt
+from extproc.features.misses.last_prompts import Sent
 from extproc.features.misses.partition import Cause
 from extproc.features.misses.whereabouts import why_elsewhere, why_gone
 from extproc.requests.request import PLAIN_REQUEST
@@ -22,12 +22,12 @@ from kvstate.events import Loss
 from kvstate.overlap import Overlap, Prompt
 
 PROMPT = Prompt("m", array("I", range(100)))
-LAST = LastPrompt(1, PROMPT.tokens, "w", 50.0)
+LAST = Sent("w", 50.0)
 DAY = 86_400.0
 
 
 def gone(
-    last: LastPrompt = LAST,
+    last: Sent = LAST,
     record: Holdings | None = None,
     removed: float | None = None,
     growth: Growth | None = None,
