@@ -269,6 +269,9 @@ class Core:
     def remember_removals(self, count: int) -> None:
         """Remembers so many last removals of each owner, at 16 bytes each; to be called once."""
 
+    def note_time(self, seconds: float) -> None:
+        """Tells the time of the removals that follow, by any clock."""
+
     def removed_at(
         self,
         owner: int,
@@ -279,8 +282,8 @@ class Core:
     ) -> float | None:
         """Returns when an owner last removed the block of a prompt behind so many of its blocks.
 
-        In seconds of the monotonic clock (CLOCK_MONOTONIC); None if that is not remembered. first:
-        as for `overlaps`.
+        By the time told last before (`note_time`); None if it is not remembered. first: as for
+        `overlaps`.
         """
 
     def status(self, owner: int) -> OwnerStatus:

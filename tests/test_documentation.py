@@ -23,6 +23,9 @@ from extproc.features.classes.class_figures import ClassFigures
 from extproc.features.fetching.store_figures import StoreCollector
 from extproc.features.handing.handing_figures import HandingFigures
 from extproc.features.holding.hold_figures import HoldFigures
+from extproc.features.misses.last_prompts import LastPrompts
+from extproc.features.misses.miss_figures import MissFigures
+from extproc.features.misses.totals import Totals
 from extproc.features.recording.recorder import Recorder, RecorderCollector
 from extproc.fleet.discovery.discovery import DiscoveryCollector
 from extproc.fleet.proof.verifying import VerifiedCollector
@@ -135,6 +138,7 @@ def test_metrics_are_all_documented_with_their_type() -> None:
     metrics.registry.register(ClassFigures())
     metrics.registry.register(HoldFigures(dict))
     metrics.registry.register(HandingFigures(tuple))
+    metrics.registry.register(MissFigures(Totals(), LastPrompts(1)))
     recorder = Recorder(Config().recorder, "trace.jsonl", bytes(32))
     metrics.registry.register(RecorderCollector(recorder))
     metrics.registry.register(SteeringCollector(DeliveryCounts(), {}, {}, Steering()))

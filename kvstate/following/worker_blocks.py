@@ -105,8 +105,7 @@ class WorkerBlocks:
     def removed_at(self, worker: str, prompt: Prompt, blocks: int) -> float | None:
         """Returns when a worker last removed the block of a prompt behind so many of its blocks.
 
-        In seconds of the monotonic clock; None if that is not remembered
-        (`Index.remember_removals`).
+        By the time told last before (`Index.note_time`); None if it is not remembered.
         """
         adapter = prompt.lora
         numbers = self._adapters.numbers(worker, adapter) if isinstance(adapter, str) else []

@@ -87,6 +87,10 @@ class Index:
         """Remembers so many last removals of each rank, at 16 bytes each; to be called once."""
         self.core.remember_removals(count)
 
+    def note_time(self, seconds: float) -> None:
+        """Tells the time of the removals that follow, by any clock."""
+        self.core.note_time(seconds)
+
     def add(self, worker: str, rank: int, model: str, ranks: int = 1) -> Owner:
         """Adds a rank, which holds nothing and is not trusted yet.
 

@@ -315,7 +315,8 @@ class Owner:
     def removed_at(self, prompt: Prompt, blocks: int, numbers: Collection[int]) -> float | None:
         """Returns when it last removed the block of a prompt behind so many of its blocks.
 
-        In seconds of the monotonic clock; None if that is not remembered. numbers: as for `watch`.
+        By the time told last before (`Index.note_time`); None if it is not remembered. numbers: as
+        for `watch`.
         """
         ways = self._ways(prompt, numbers)
         found = [self._core.removed_at(self.number, *way, blocks) for way in ways]

@@ -91,7 +91,7 @@ typedef struct {
 
 #define MAX_REMOVALS (1u << 24)
 
-/* A block that was removed. at: seconds of the monotonic clock. */
+/* A block that was removed. at: the last time that was told then, in seconds. */
 typedef struct {
     uint64_t key;
     double at;
@@ -159,6 +159,7 @@ typedef struct {
     Keyed keyed;
     size_t limit_blocks; /* of an owner without a limit of its own */
     uint32_t removal_room; /* how many removals of each owner are remembered */
+    double now;            /* the last time that was told, in seconds */
     uint64_t work, work_limit; /* table lookups or equivalent; resumable work stops at it */
 } Index;
 

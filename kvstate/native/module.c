@@ -1120,6 +1120,13 @@ static PyObject *core_remember_removals(Core *self, PyObject *count) {
     return constant(Py_None);
 }
 
+static PyObject *core_note_time(Core *self, PyObject *seconds) {
+    double now = PyFloat_AsDouble(seconds);
+    if (PyErr_Occurred()) return NULL;
+    self->index.now = now;
+    return constant(Py_None);
+}
+
 static PyObject *core_removed_at(Core *self, PyObject *const *given, Py_ssize_t count) {
     if (!arguments_are(count, 5)) return NULL;
     const Owner *owner = owner_of(self, given[0]);
@@ -1262,7 +1269,7 @@ static PyMethodDef core_methods[] = {
     ONE(saved_learned), FAST(put_learned), FAST(saved_rows), FAST(put_rows),
     FAST(expire),   FAST(limit),    FAST(note_group),   FAST(store_ends), FAST(remove_end),
     FAST(drop_last), ONE(other_groups), ONE(begin_message), FAST(may_reuse),
-    ONE(announce_copies), FAST(watch),       FAST(was_stored),  ONE(remember_removals), FAST(removed_at),
+    ONE(announce_copies), FAST(watch),       FAST(was_stored),  ONE(remember_removals), ONE(note_time), FAST(removed_at),
     FAST(apply_run),   FAST(pass_on),     NONE(passed_on),
     {NULL, NULL, 0, NULL},
 };

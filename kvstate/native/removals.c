@@ -1,6 +1,4 @@
-#define _POSIX_C_SOURCE 199309L /* clock_gettime() */
 #include <math.h>
-#include <time.h>
 
 #include "index.h"
 
@@ -8,10 +6,7 @@ void removals_note(const Index *index, Owner *owner, uint64_t key) {
     uint32_t room = index->removal_room;
     if (!owner->removals) owner->removals = calloc(room, sizeof *owner->removals);
     if (!owner->removals) return;
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    double at = (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-    owner->removals[owner->removal_count++ % room] = (Removal){.key = key, .at = at};
+    owner->removals[owner->removal_count++ % room] = (Removal){.key = key, .at = index->now};
 }
 
 double index_removed_at(Index *index, uint32_t number, const Prompt *prompt, size_t blocks) {

@@ -147,6 +147,7 @@ class Misses(Feature):
         prompt, followed = prompts[0], decision.basis.belonging.turn
         turn = self._turn(request, query, prompt, decision, now)
         self._open[id(decision)] = turn
+        self._workers.followed.index.note_time(now)
         found = self.prompts.find_end((followed.follows,)) or self._find(decision, prompt)
         if found is None or found[1] != len(found[0].tokens):
             self._examine(request, query, turn, found)
@@ -165,12 +166,9 @@ class Misses(Feature):
     ) -> _Turn:
         self._number += 1
         basis, worker, count = decision.basis, decision.worker, len(prompt.tokens)
-        claims = basis.claims.get(worker)
-        reused = (
-            basis.certain_tokens
-            if claims is None
-            else max(claims.speculative, basis.certain_tokens)
-        )
+        claims, reused = basis.claims.get(worker), basis.certain_tokens
+        if claims is not None and claims.speculative > reused:
+            reused = claims.speculative
         speed = self._loads.tokens_per_second(decision.pick[0])
         verdict = Verdict(
             self._number,

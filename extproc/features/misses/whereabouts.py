@@ -29,9 +29,9 @@ def why_gone(
 ) -> tuple[Cause, str]:
     """Returns why a worker no longer holds what it got of a conversation, and more in words.
 
-    last: where the conversation's last prompt went. held: how many tokens of the new prompt it still holds.
-    record: the worker's, None if it is no longer among the workers. since_epoch: the seconds from
-    1970 to the beginning of the monotonic clock.
+    last: where the conversation's last prompt went. held: how many tokens of the new one it still
+    holds. record: the worker's, None if it is no longer among the workers. since_epoch: the seconds
+    from 1970 to the beginning of the monotonic clock.
     """
     if record is None:
         return Cause.GONE, f"{last.worker} is no longer among the workers"
