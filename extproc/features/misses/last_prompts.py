@@ -46,8 +46,8 @@ class LastPrompt(msgspec.Struct, eq=False):
 
     number: of the conversation, from 1. tokens: its ids. sent: where it went. client, tenant: who
     asks, as it is shown. whose: 64 bits of what its conversations have in common. turns: how many
-    of its requests have been seen. ends: the keys of the ends of its last prompts. names: see
-    `LastPrompts.note_names`.
+    of its requests have been seen. session: the name of its session, 0 for none. ends: the keys of
+    the ends of its last prompts. names: see `LastPrompts.note_names`.
     """
 
     number: int
@@ -57,6 +57,7 @@ class LastPrompt(msgspec.Struct, eq=False):
     tenant: str = ""
     whose: int = 0
     turns: int = 1
+    session: int = 0
     ends: tuple[int, ...] = ()
     names: tuple[int, ...] = ()
 

@@ -88,6 +88,10 @@ class Names(msgspec.Struct, frozen=True):
         """Returns all names."""
         return (self.session, *self.turns) if self.session else self.turns
 
+    def are_apart_from(self, session: int) -> bool:
+        """Returns whether a conversation is another one, since its session is named otherwise."""
+        return bool(self.session and session and session != self.session)
+
 
 NO_NAMES = Names()
 
@@ -303,7 +307,11 @@ class Misses(Feature):
     ) -> None:
         """Finds the conversation of a turn, or begins one."""
         alike = self.prompts.find_alike(names.all)
-        known = {one.number: one for one in alike if one.whose == whose}
+        known = {
+            one.number: one
+            for one in alike
+            if one.whose == whose and not names.are_apart_from(one.session)
+        }
         if found is not None:
             known.setdefault(found[0].number, found[0])
         compared = [_alike(one, names, found) for one in known.values()]
@@ -314,6 +322,7 @@ class Misses(Feature):
             turn.verdict.change = match.change
             last, keys = known[match.number], turn.decision.basis.belonging.turn.keys
             self._continue(turn, last, match.last, match.kept, keys)
+            last.session = names.session or last.session
             self.prompts.note_names(last, names.all)
             return
         has_begun = any(one.role in _ANSWERS for one in parts) or not parts
@@ -335,7 +344,7 @@ class Misses(Feature):
             verdict.held = replace(verdict.held, beginning=Cause.UNKNOWN)
         last = LastPrompt(0, turn.prompt.tokens, turn.sent, verdict.client, verdict.tenant, whose)
         turn.last = self.prompts.begin(last, keys[0] if keys else 0)
-        verdict.conversation = last.number
+        verdict.conversation, last.session = last.number, names.session
         self._note_growth(turn)
         self.prompts.note_names(last, names.all)
 
