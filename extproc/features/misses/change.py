@@ -20,8 +20,11 @@ AROUND = 12
 # A change of more tokens is no time or number.
 FEW_TOKENS = 64
 
-# If less of the last prompt's rest is found again, its turns were replaced.
+# If less of the last prompt's rest is found again, it is another conversation's.
 KEPT_SHARE = 0.25
+
+# If less of it is found in a prompt that is shorter, its turns were replaced.
+REPLACED_SHARE = 0.5
 
 _BYTES_PER_TOKEN = 4
 _DIGITS = re.compile(r"\d+")
@@ -103,19 +106,16 @@ def kind_of(
     there; otherwise its template did.
     """
     at = seen.kept
-    if seen.is_moved:
-        return Kind.MOVED
+    is_replaced = is_turn and len(new) < len(old) and seen.kept_share < REPLACED_SHARE
+    if seen.is_moved or is_replaced:
+        return Kind.MOVED if seen.is_moved else Kind.COMPACTION
     if seen.is_small and not is_written:
         return Kind.OPTION
     if not seen.come:
         removed = text_of(old[at : at + min(seen.gone, FEW_TOKENS)])
         return Kind.THINKING if is_turn and "<think" in removed else Kind.REMOVED
-    if not seen.gone:
-        return Kind.INSERTED
-    if not seen.is_small:
-        is_shorter = len(new) < len(old) and seen.come < seen.gone / 2
-        is_replaced = is_turn and (is_shorter or seen.kept_share < KEPT_SHARE)
-        return Kind.COMPACTION if is_replaced else Kind.REWRITTEN
+    if not (seen.gone and seen.is_small):
+        return Kind.REWRITTEN if seen.gone else Kind.INSERTED
     start = max(0, at - AROUND)
     return _kind_of_texts(
         text_of(old[start : at + seen.gone + AROUND]), text_of(new[start : at + seen.come + AROUND])

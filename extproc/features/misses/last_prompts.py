@@ -44,10 +44,13 @@ class Sent(msgspec.Struct, eq=False, gc=False):
 class LastPrompt(msgspec.Struct, eq=False):
     """The last prompt of one conversation.
 
-    number: of the conversation, from 1. tokens: its ids. sent: where it went. client, tenant: who
-    asks, as it is shown. whose: 64 bits of what its conversations have in common. turns: how many
-    of its requests have been seen. session: the name of its session, 0 for none. ends: the keys of
-    the ends of its last prompts. names: see `LastPrompts.note_names`.
+    number: its own, from 1. tokens: its ids. sent: where it went. client, tenant: who asks, as it
+    is shown. whose: 64 bits of what its conversations have in common. turns: how many requests of
+    the conversation have been seen. conversation: the number of the conversation's first one.
+    older: the number of the conversation's one before, with other tools or another system; 0 for
+    none: clients ask for a title or a summary in between, and go on as before. session: the name
+    of its session, 0 for none. ends: the keys of the ends of its last prompts. names: see
+    `LastPrompts.note_names`.
     """
 
     number: int
@@ -57,6 +60,8 @@ class LastPrompt(msgspec.Struct, eq=False):
     tenant: str = ""
     whose: int = 0
     turns: int = 1
+    conversation: int = 0
+    older: int = 0
     session: int = 0
     ends: tuple[int, ...] = ()
     names: tuple[int, ...] = ()
@@ -115,12 +120,25 @@ class LastPrompts:
         """
         self._numbers += 1
         last.number = self._numbers
+        last.conversation = last.conversation or last.number
         self._latest[last.number] = last
         self.bytes += last.size_bytes
         if key:
             self._note_end(last, key)
         self._shrink()
         return last
+
+    def change(self, last: LastPrompt, key: int, older: LastPrompt) -> None:
+        """Remembers the next prompt of a conversation beside its last one, with other tools.
+
+        Of one conversation, two are remembered.
+        """
+        last.conversation, last.older = older.conversation, older.number
+        last.session, last.turns = older.session, older.turns + 1
+        oldest, older.older = self._latest.get(older.older), 0
+        if oldest is not None:
+            self._drop(oldest)
+        self.begin(last, key)
 
     def go_on(self, last: LastPrompt, tokens: Tokens, sent: Sent, key: int) -> None:
         """Notes the next prompt of a conversation. key: of its end, 0 if that is not known."""
@@ -164,13 +182,16 @@ class LastPrompts:
 
     def _shrink(self) -> None:
         while self.bytes > self._max_bytes and self._latest:
-            _, oldest = self._latest.popitem(last=False)
-            self.bytes -= oldest.size_bytes
+            self._drop(next(iter(self._latest.values())))
             self.dropped += 1
-            for key in oldest.ends:
-                self._drop_end(key, oldest.number)
-            for name in oldest.names:
-                self._drop_name(name, oldest.number)
+
+    def _drop(self, last: LastPrompt) -> None:
+        del self._latest[last.number]
+        self.bytes -= last.size_bytes
+        for key in last.ends:
+            self._drop_end(key, last.number)
+        for name in last.names:
+            self._drop_name(name, last.number)
 
     def _drop_end(self, key: int, number: int) -> None:
         if self._by_end.get(key, (0, 0))[0] == number:

@@ -31,7 +31,7 @@ from extproc.config.schema import Config
 from extproc.config.sections import MissSettings
 from extproc.features.feature import Feature
 from extproc.features.misses.client_kinds import ClientKinds
-from extproc.features.misses.comparing import Alike, match_of
+from extproc.features.misses.comparing import Alike, Match, match_of
 from extproc.features.misses.examining import Examining
 from extproc.features.misses.growth import Growth
 from extproc.features.misses.last_prompts import LastPrompt, LastPrompts, Sent
@@ -72,6 +72,9 @@ AT_ONCE, EXAMINED, UNEXAMINED = "at_once", "examined", "unexamined"
 
 _OK = 200
 
+# So long after a request, events that its engine sent with it have come.
+EVENTS_SECONDS = 1.0
+
 # Roles, or types, of turns that a model wrote.
 _ANSWERS = frozenset(("assistant", "function_call", "reasoning", "model"))
 _USER_AGENT = "user-agent"
@@ -100,8 +103,9 @@ class _Turn(msgspec.Struct, eq=False):
     """One request between its decision and its verdict.
 
     last: its conversation, None while that is not known. sent: where its prompt goes. before: where
-    the conversation's last prompt went, None if none is known. is_examined, is_ended: what its
-    verdict waits for. predicted: how many tokens its worker was to reuse.
+    the conversation's last prompt went, None if none is known. predicted: how many tokens its
+    worker was to reuse. is_examined, is_ended, is_awaited: what its verdict waits for; the latter
+    are events of its worker.
     """
 
     verdict: Verdict
@@ -113,6 +117,7 @@ class _Turn(msgspec.Struct, eq=False):
     before: Sent | None = None
     is_examined: bool = False
     is_ended: bool = False
+    is_awaited: bool = False
 
 
 class Misses(Feature):
@@ -209,25 +214,24 @@ class Misses(Feature):
             kept = max(0, asked)
             while kept < len(new) and old[kept] == new[kept]:
                 kept += 1
-        self._continue(turn, last, kept, kept, keys)
+        self._judge(turn, last, kept, kept)
+        turn.last = last
+        self.prompts.go_on(last, new, turn.sent, keys[0] if keys else 0)
 
-    def _continue(
-        self, turn: _Turn, last: LastPrompt, length: int, kept: int, keys: Sequence[int]
-    ) -> None:
-        """Judges a turn of a known conversation, and remembers its prompt.
+    def _judge(self, turn: _Turn, last: LastPrompt, length: int, kept: int) -> None:
+        """Judges a turn of a known conversation.
 
         length: the tokens of its last prompt. kept: those that both have.
         """
-        verdict, sent, before = turn.verdict, turn.sent, last.sent
+        verdict, before = turn.verdict, last.sent
         seen, count = verdict.held, len(turn.prompt.tokens)
         verdict.held = held = Held(count, seen.reused, seen.block, length, kept)
         verdict.client, verdict.tenant = last.client, last.tenant
-        turn.last, turn.before = last, before
+        turn.before = before
         if held.reused < min(kept, count - 1) // held.block * held.block:
             self._say_why(turn, before)
-        verdict.conversation, verdict.turn = last.number, last.turns + 1
+        verdict.conversation, verdict.turn = last.conversation, last.turns + 1
         self._note_growth(turn)
-        self.prompts.go_on(last, turn.prompt.tokens, sent, keys[0] if keys else 0)
 
     def _note_growth(self, turn: _Turn) -> None:
         verdict, held = turn.verdict, turn.verdict.held
@@ -236,13 +240,14 @@ class Misses(Feature):
 
     def _say_why(self, turn: _Turn, before: Sent) -> None:
         """Says why a worker lacks what a conversation keeps of its last prompt."""
-        decision, verdict = turn.decision, turn.verdict
-        elsewhere = _elsewhere(decision) if decision.worker != before.worker else 0
-        gone, because = self._why_gone(before, turn, _tokens_of(decision, before.worker))
-        if elsewhere > verdict.held.reused:
-            because = why_elsewhere(decision, before.worker)
-        verdict.held = replace(verdict.held, elsewhere=elsewhere, gone=gone)
-        verdict.because = because
+        decision, verdict, held = turn.decision, turn.verdict, turn.verdict.held
+        there = _tokens_of(decision, before.worker)
+        elsewhere = 0 if decision.worker == before.worker else there
+        gone, because = self._why_gone(before, turn, there)
+        verdict.held = replace(held, elsewhere=elsewhere, gone=gone)
+        tokens = verdict.tokens
+        is_mostly_elsewhere = tokens.get(Cause.ELSEWHERE, 0) > tokens.get(gone, 0)
+        verdict.because = why_elsewhere(decision, before.worker) if is_mostly_elsewhere else because
 
     def _why_gone(self, before: Sent, turn: _Turn, there: int) -> tuple[Cause, str]:
         """Returns why a conversation's worker holds only so many tokens of a prompt."""
@@ -319,11 +324,7 @@ class Misses(Feature):
         work = partial(match_of, turn.prompt.tokens, compared, parts, text_of)
         match = await self._examining.run(work) if compared else None
         if match is not None and match.number:
-            turn.verdict.change = match.change
-            last, keys = known[match.number], turn.decision.basis.belonging.turn.keys
-            self._continue(turn, last, match.last, match.kept, keys)
-            last.session = names.session or last.session
-            self.prompts.note_names(last, names.all)
+            self._follow(turn, known[match.number], match, names)
             return
         has_begun = any(one.role in _ANSWERS for one in parts) or not parts
         is_known = match is not None or not has_begun
@@ -331,6 +332,23 @@ class Misses(Feature):
         if match is not None:
             verdict = turn.verdict
             verdict.held = replace(verdict.held, last=match.last, kept=match.kept)
+
+    def _follow(self, turn: _Turn, last: LastPrompt, match: Match, names: Names) -> None:
+        """Judges a turn of a known conversation that may have changed, and remembers its prompt."""
+        verdict, tokens, change = turn.verdict, turn.prompt.tokens, match.change
+        verdict.change = change
+        keys = turn.decision.basis.belonging.turn.keys
+        key = keys[0] if keys else 0
+        self._judge(turn, last, match.last, match.kept)
+        if change is None or change.place == Place.TURN:
+            self.prompts.go_on(last, tokens, turn.sent, key)
+        else:
+            older, (client, tenant) = last, (verdict.client, verdict.tenant)
+            last = LastPrompt(0, tokens, turn.sent, client, tenant, older.whose)
+            self.prompts.change(last, key, older)
+        turn.last = last
+        last.session = names.session or last.session
+        self.prompts.note_names(last, names.all)
 
     def _begin_conversation(self, turn: _Turn, names: Names, whose: int, *, is_known: bool) -> None:
         """Judges a turn whose conversation is not known, and remembers its prompt.
@@ -351,8 +369,7 @@ class Misses(Feature):
     def _settle_examination(self, turn: _Turn, way: str) -> None:
         self.totals.ways[way] += 1
         turn.is_examined = True
-        if turn.is_ended:
-            self._finish(turn)
+        self._finish(turn)
 
     def respond(self, decision: Decision) -> Sequence[tuple[str, str]]:
         """Returns what a client is told of its own last prompt, if clients are told."""
@@ -372,8 +389,7 @@ class Misses(Feature):
             turn.sent.is_stored = outcome.status in (None, _OK)
             turn.sent.worker = outcome.worker or turn.sent.worker
             self._take_report(turn, outcome)
-        if turn.is_examined:
-            self._finish(turn)
+        self._finish(turn)
 
     def _take_report(self, turn: _Turn, outcome: Outcome) -> None:
         """Takes what the engine of the answering worker reported."""
@@ -388,14 +404,29 @@ class Misses(Feature):
         if cached + held.block > turn.predicted:
             return
         # it went between the decision and the engine's step, or the feed was behind
-        gone, because = Cause.UNKNOWN, ""
+        verdict.held = replace(held, gone=Cause.UNKNOWN)
         if turn.before is not None:
-            gone, because = self._why_gone(turn.before, turn, cached)
-        verdict.held, verdict.because = replace(held, gone=gone), because or verdict.because
+            self._look_again(turn, turn.before)
+            if verdict.held.gone is Cause.UNKNOWN:  # what tells it may still be on its way
+                turn.is_awaited = True
+                loop = asyncio.get_running_loop()
+                loop.call_later(EVENTS_SECONDS, self._look_last, turn, turn.before)
+
+    def _look_again(self, turn: _Turn, before: Sent) -> None:
+        verdict = turn.verdict
+        gone, because = self._why_gone(before, turn, verdict.held.reused)
+        verdict.held = replace(verdict.held, gone=gone)
+        verdict.because = because or verdict.because
+
+    def _look_last(self, turn: _Turn, before: Sent) -> None:
+        self._look_again(turn, before)
+        turn.is_awaited = False
+        self._finish(turn)
 
     def _finish(self, turn: _Turn) -> None:
         """Counts the verdict of a turn that has ended and was examined, if it was computed."""
-        if turn.sent.is_stored:
+        is_due = turn.is_examined and turn.is_ended and not turn.is_awaited
+        if is_due and turn.sent.is_stored:
             self._verdicts.append(turn.verdict)
             self.totals.count(turn.verdict)
 
@@ -449,13 +480,6 @@ def _tokens(overlap: Overlap | None) -> int:
 def _tokens_of(decision: Decision, worker: str) -> int:
     overlaps = decision.basis.overlaps
     return _tokens(overlaps[0].get(worker)) if overlaps else 0
-
-
-def _elsewhere(decision: Decision) -> int:
-    """Returns how many tokens of a prompt another worker than the pick holds."""
-    overlaps = decision.basis.overlaps
-    others = overlaps[0].items() if overlaps else ()
-    return max((_tokens(one) for name, one in others if name != decision.worker), default=0)
 
 
 def _whose(request: RoutingRequest, query: Query) -> int:

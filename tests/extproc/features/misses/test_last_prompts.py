@@ -73,9 +73,28 @@ def test_conversation_that_was_silent_for_longest_is_dropped_first() -> None:
     assert prompts.find_end([55]) is None
 
 
+def test_conversation_with_other_tools_in_between_goes_on_as_before() -> None:
+    prompts = LastPrompts(MIB)
+    one = prompts.begin(a_prompt(10), 77)
+    prompts.note_names(one, [5])
+    summary, later = a_prompt(12), a_prompt(14)
+    prompts.change(summary, 78, one)
+    prompts.note_names(summary, [5])
+    assert (summary.conversation, summary.turns) == (one.number, 2)
+    assert prompts.find_end([77]) == (one, 10)
+    assert list(prompts.find_alike([5])) == [summary, one]
+    prompts.change(later, 79, summary)
+    assert len(prompts) == 2
+    assert prompts.find_end([77]) is None
+    prompts.change(a_prompt(20), 80, one)
+    assert later.conversation == one.number
+
+
 ACTS = st.lists(
     st.tuples(
-        st.sampled_from(["begin", "go on", "end", "name"]), st.integers(0, 5), st.integers(0, 3_000)
+        st.sampled_from(["begin", "go on", "end", "name", "change"]),
+        st.integers(0, 5),
+        st.integers(0, 3_000),
     )
 )
 
@@ -92,6 +111,9 @@ def test_memory_is_counted_and_bounded_whatever_comes(acts: list[tuple[str, int,
             prompts.go_on(one, array("I", range(number)), one.sent, 0)
         elif act == "end":
             prompts.go_on(one, one.tokens, one.sent, number % 7)
+        elif act == "change":
+            made.append(a_prompt(number))
+            prompts.change(made[-1], number % 7, one)
         else:
             prompts.note_names(one, [number % 5, number % 3])
         known = {one.number: one for key in range(5) for one in prompts.find_alike([key])}
