@@ -23,7 +23,7 @@ from extproc.admin.prefixes import prefixes, spread
 from extproc.admin.recent import RecentDecision, summary, with_ids
 from extproc.base.errors import RequestError
 from extproc.config.sections import ALL_PERCENT, STEERS_ALL
-from extproc.features.misses.misses import Misses
+from extproc.features.misses.misses import MOST_VERDICTS, Misses
 from extproc.fleet.discovery.discovery import Discovery
 from extproc.fleet.workers import Workers
 from extproc.observing.faults import Faults
@@ -233,7 +233,10 @@ def miss_routes(router: Router) -> list[web.RouteDef]:
         if found is None:
             return answered({"enabled": False})
         conversation = number_of(request.query.get("conversation", "0"), "the conversation")
-        return answered(found.as_json(request.query.get("request_id", ""), conversation))
+        most = number_of(request.query.get("turns", str(MOST_VERDICTS)), "turns")
+        one = request.query.get("request_id", "")
+        turns = await listed(found.turns_as_json(one, conversation, most))
+        return answered({**found.as_json(), "turns": turns})
 
     return [web.get("/misses", get_misses)]
 

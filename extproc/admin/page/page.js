@@ -4,6 +4,7 @@ import { followDecisions, paused, startPause } from "./decisions.js";
 import { ask, find, make, show } from "./dom.js";
 import { startExplain } from "./explain.js";
 import { drawApis, drawContexts, drawEvents, drawFaults, drawFleet, drawMedia, drawRouters, drawSources, drawSteering } from "./fleet.js";
+import { drawMisses } from "./misses.js";
 import { drawPrefixes } from "./prefixes.js";
 
 const EVERY_MS = 2000;
@@ -26,6 +27,7 @@ async function draw() {
     try {
       workers = await drawFleet();
       await drawContexts();
+      await drawMisses();
       await drawApis();
       await drawMedia();
       await drawEvents();

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -434,24 +434,30 @@ class Misses(Feature):
         """Returns what shows the figures of verdicts."""
         return (MissFigures(self.totals, self.prompts),)
 
-    def as_json(self, request_id: str = "", conversation: int = 0) -> dict[str, Any]:
-        """Returns the answer of GET /misses.
-
-        request_id, conversation: whose verdicts are shown alone; all for "" and 0.
-        """
-        shown: Iterable[Verdict] = self._verdicts
-        if request_id:
-            shown = [one for one in shown if one.request_id == request_id]
-        if conversation:
-            shown = [one for one in shown if one.conversation == conversation]
+    def as_json(self) -> dict[str, Any]:
+        """Returns the answer of GET /misses, without the turns."""
         return {
             "enabled": True,
             "seconds": round(self._monotonic() - self._began_at),
             "conversations": len(self.prompts),
             "memory_bytes": self.prompts.bytes,
             **self.totals.as_json(),
-            "turns": [as_json(one) for one in shown],
         }
+
+    def turns_as_json(
+        self, request_id: str, conversation: int, most: int
+    ) -> Iterator[dict[str, Any]]:
+        """Yields the last verdicts, the latest last.
+
+        request_id, conversation: whose are shown alone; all for "" and 0. most: how many at most.
+        """
+        shown: Iterable[Verdict] = self._verdicts
+        if request_id:
+            shown = [one for one in shown if one.request_id == request_id]
+        if conversation:
+            shown = [one for one in shown if one.conversation == conversation]
+        kept = list(shown)
+        return map(as_json, kept[max(0, len(kept) - most) :])
 
 
 def _said(body: bytes) -> Said:
