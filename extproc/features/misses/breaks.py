@@ -99,4 +99,5 @@ def said(key: BreakKey, found: Break, again: int) -> str:
     return (
         f"{share:.0%} of the tokens computed again come from {who}:"
         f" {change.in_words}{more}, in {found.turns:,} {turns}"
+        f" ({found.tokens:,} tokens, {found.seconds:,.1f} s of prefill)"
     )

@@ -55,10 +55,6 @@ class Examining:
         self._credit -= seconds
         return result
 
-    def close(self) -> None:
-        """Ends the thread after the piece under way."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
 
 def _timed(work: Callable[[], Result]) -> tuple[Result, float]:
     """Does a piece of work; returns the seconds of the processor that it took, too."""

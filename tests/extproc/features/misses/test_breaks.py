@@ -17,7 +17,7 @@ def test_changes_of_one_client_at_one_place_are_counted_together() -> None:
     assert (shown["turns"], shown["tokens"], shown["share"]) == (41, 41_000, 0.41)
     assert shown["says"] == (
         "41% of the tokens computed again come from claude-cli: a time changed at token 212, in"
-        " the system, in 41 turns"
+        " the system, in 41 turns (41,000 tokens, 20.5 s of prefill)"
     )
     shown = as_json(least, few, 0)
     assert (shown["at_token"], shown["first_token"], shown["last_token"]) == (None, 10, 90)

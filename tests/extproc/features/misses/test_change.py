@@ -78,6 +78,14 @@ def test_prompts_that_end_with_the_change_do_not_meet_again() -> None:
     assert found_share(letters(HEAD), letters(HEAD), len(HEAD)) == 0.0
 
 
+def test_prompts_that_differ_for_long_are_given_up() -> None:
+    old, new = array("I", range(9_000)), array("I", range(50_000, 59_000))
+    seen = difference(old, new, 0)
+    assert (seen.gone, seen.come) == (9_000, 9_000)
+    whole = difference(old, old, len(old))
+    assert (whole.gone, whole.come, whole.is_moved) == (0, 0, False)
+
+
 @given(
     st.lists(st.integers(0, 3), max_size=60),
     st.lists(st.integers(0, 3), max_size=60),

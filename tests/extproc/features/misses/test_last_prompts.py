@@ -87,6 +87,10 @@ def test_conversation_with_other_tools_in_between_goes_on_as_before() -> None:
     assert len(prompts) == 2
     assert prompts.find_end([77]) is None
     prompts.change(a_prompt(20), 80, one)
+    small = LastPrompts(2 * a_prompt(10).size_bytes)
+    grows = small.begin(a_prompt(10))
+    small.go_on(grows, a_prompt(5_000).tokens, grows.sent, 81)
+    assert (len(small), small.dropped, small.bytes) == (0, 1, 0)
     assert later.conversation == one.number
 
 

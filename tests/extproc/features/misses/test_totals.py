@@ -10,6 +10,13 @@ from extproc.features.misses.verdicts import Change, Verdict
 CLOCK = Change(212, "system", 0, "system", Kind.TIME)
 
 
+def test_tokens_that_were_lost_are_no_change_of_the_client() -> None:
+    totals = Totals()
+    totals.count(Verdict(1, 0.0, "", "m", "codex", "", "w", 1, 2, Held(90, 0, 1, 80, 80)))
+    assert totals.as_json()["breaks"] == []
+    assert totals.tokens() == {"unknown": 80, "new": 10}
+
+
 def verdict(client: str, reused: int = 208, tenant: str = "") -> Verdict:
     held = Held(9_000, reused, 16, last=8_000, kept=8_000 if reused > 7_000 else 212)
     change = None if reused > 7_000 else CLOCK
