@@ -127,7 +127,7 @@ def _turns(body: _Body) -> Iterator[Part]:
     index = systems = 0
     for turns in (body.messages, body.input, body.prompt):
         for turn in turns if isinstance(turns, list) else (turns,):
-            if turn is None:
+            if not isinstance(turn, (dict, str)):  # such as a token id
                 continue
             role, texts = _said(turn)
             if role in _SYSTEM_ROLES and not index:

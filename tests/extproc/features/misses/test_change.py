@@ -105,6 +105,10 @@ def test_both_prompts_go_on_alike_behind_a_difference(
     assert 0.0 <= seen.kept_share <= 1.0
 
 
+def test_bytes_of_tokens_that_lie_across_others_are_not_found() -> None:
+    assert found_share(array("I", [1] * WINDOW), array("I", [256] * 2 * WINDOW), 0) == 0.0
+
+
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=WINDOW, max_size=200))
 def test_whole_prompt_is_found_in_itself(tokens: Sequence[int]) -> None:
     assert found_share(array("I", tokens), array("I", tokens), 0) == 1.0

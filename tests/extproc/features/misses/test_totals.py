@@ -62,3 +62,4 @@ def test_metrics_tell_clients_apart_and_no_tenants() -> None:
     assert registry.get_sample_value("kvsteer_again_seconds_total", labels) == 2 * 7.788
     assert registry.get_sample_value("kvsteer_turn_verdicts_total", {"way": "examined"}) == 1
     assert registry.get_sample_value("kvsteer_last_prompts") == 0
+    assert registry.get_sample_value("kvsteer_last_prompts_bytes") == 0
