@@ -36,8 +36,8 @@ class Place(StrEnum):
 class Part(msgspec.Struct, frozen=True, dict=True):
     """One part of a request.
 
-    index: its number among those of its place, from 0. role: of a turn, as the client wrote it, ""
-    if it wrote none. texts: what templates write of it, in their order.
+    index: its number among those of its place, from 0. role: of a turn, `OTHER_ROLE` for one that
+    is not known; "" for a tool. texts: what templates write of it, in their order.
     """
 
     place: Place
@@ -77,6 +77,23 @@ class _Body(msgspec.Struct, gc=False):
 
 _decoder = msgspec.json.Decoder(_Body)
 _SYSTEM_ROLES = frozenset(("system", "developer"))
+
+# Roles, and types of items, that are shown; what else a client writes there is not.
+_ROLES = _SYSTEM_ROLES | frozenset(
+    (
+        "user",
+        "assistant",
+        "model",
+        "tool",
+        "function",
+        "reasoning",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+    )
+)
+OTHER_ROLE = "other"
 
 
 def parts_of(body: bytes) -> Said:
@@ -142,7 +159,8 @@ def _said(turn: object) -> tuple[str, tuple[str, ...]]:
     if not isinstance(turn, dict):
         return "user", tuple(_texts(turn))
     role = turn.get("role") or turn.get("type")
-    return (role if isinstance(role, str) else ""), tuple(filter(None, _of_turn(turn)))
+    shown = role if isinstance(role, str) and role in _ROLES else OTHER_ROLE
+    return shown, tuple(filter(None, _of_turn(turn)))
 
 
 def _of_turn(turn: dict[str, Any]) -> Iterator[str]:

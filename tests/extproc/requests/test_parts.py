@@ -84,7 +84,8 @@ def test_parts_of_odd_requests_are_what_can_be_read() -> None:
         ("turn", 0, "user", ("Once",)),
     ]
     odd = [{"role": 3, "content": 4, "tool_calls": [5, {"function": 6}]}, 7, None]
-    assert of(messages=odd, system=8) == [("turn", 0, "", ())]
+    assert of(messages=odd, system=8) == [("turn", 0, "other", ())]
+    assert of(messages=[{"role": "a canary"}]) == [("turn", 0, "other", ())]
     assert of(prompt=[1, 2, 3]) == []
     assert of(messages=[{"role": "tool", "name": 3, "content": None}]) == [("turn", 0, "tool", ())]
 

@@ -23,6 +23,7 @@ log: {{level: debug}}
 accounting: {{responses: usage}}
 disaggregation: {{mode: header}}
 policy: {{session_header: x-session, header: x-policy}}
+misses: {{enabled: true}}
 recorder: {{file: '{folder}/record.jsonl'}}
 """
 HEADERS = {
@@ -48,6 +49,7 @@ ADMIN = (
     "/steering",
     "/routers",
     "/report",
+    "/misses",
     "/metrics",
     "/no/such/page",
 )
