@@ -199,12 +199,13 @@ def report_routes(
     peers: Mapping[int, str] | None = None,
     classes: Sequence[str] = (),
     clock: Callable[[], float] = time.time,
+    found: Callable[[], Sequence[str]] = tuple,
 ) -> list[web.RouteDef]:
     """Returns GET /report.
 
     notes: shown above it. missing: the first line, as long as nothing was counted. peers:
     addresses of the other processes' admin servers, by number. classes: the configured ones.
-    clock: seconds since 1970.
+    clock: seconds since 1970. found: returns further notes, on what was found by then.
     """
     others = {number: _url(listen) for number, listen in (peers or {}).items()}
     one_at_a_time = asyncio.Lock()
@@ -220,7 +221,7 @@ def report_routes(
         async with one_at_a_time:
             parts, absent = await _parts(others)
             parts.append(await encoded(report, clock()))
-            asked = ReportQuery(windows, (*notes, *absent), missing, classes)
+            asked = ReportQuery(windows, (*notes, *absent, *found()), missing, classes)
             body = await asyncio.to_thread(_rendered, parts, asked, clock(), form)
         headers = _PAGE_HEADERS if form == "html" else {}
         return web.Response(body=body, content_type=_KINDS[form], charset="utf-8", headers=headers)

@@ -53,6 +53,7 @@ from extproc.config.schema import Config, RemoteTokenizerSettings
 from extproc.config.sections import session_headers
 from extproc.features.feature import Feature
 from extproc.features.fetching.stores import store_rules
+from extproc.features.misses.misses import Misses
 from extproc.features.recording.recorder import Recorder, drawn_secret
 from extproc.features.recording.recording import Recording
 from extproc.fleet.discovery.discovery import Discovery, DiscoveryCollector
@@ -637,6 +638,7 @@ def _admin(made: RunningRouter) -> Application:
     config, router, workers = made.config, made.router, made.workers
     member, listen = made.member, config.admin.listen
     peers = {} if member is None else member.other_addresses(listen)
+    misses = router.feature(Misses)
     admin = admin_application(
         router,
         workers,
@@ -652,7 +654,12 @@ def _admin(made: RunningRouter) -> Application:
             *discovery_routes(workers, made.discovery),
             *sharing_routes(made.sharing),
             *report_routes(
-                made.metrics.report, notes_of(config), missing_in(config), peers, classes_of(config)
+                made.metrics.report,
+                notes_of(config),
+                missing_in(config),
+                peers,
+                classes_of(config),
+                found=tuple if misses is None else misses.totals.sentences,
             ),
             *steering_routes(router, made.steer, steers_all=config.disaggregation.steers_all),
         ]

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from extproc.features.misses.breaks import BreakKey, Breaks
+from extproc.features.misses.breaks import BreakKey, Breaks, said
 from extproc.features.misses.breaks import as_json as break_as_json
 from extproc.features.misses.partition import Cause, computed_again
 from extproc.features.misses.verdicts import Verdict
@@ -14,8 +14,8 @@ from extproc.features.misses.verdicts import Verdict
 MOST_SENDERS = 256
 OTHERS = "others"
 
-# Most breaks that GET /misses lists.
-MOST_SHOWN = 32
+# Most breaks that GET /misses lists, and that the report names.
+MOST_SHOWN, MOST_SAID = 32, 3
 
 _HOUR_SECONDS = 3_600
 
@@ -79,6 +79,17 @@ class Totals:
     def tokens(self) -> Counter[Cause]:
         """Returns all tokens by cause."""
         return sum([one.tokens for one in self._sent.values()], Counter[Cause]())
+
+    def sentences(self) -> list[str]:
+        """Returns in words what became of the prompts, and who breaks the cache; none at first."""
+        tokens = self.tokens()
+        total, again = tokens.total(), computed_again(tokens)
+        if not total:
+            return []
+        parts = (f"{tokens[Cause.REUSED] / total:.0%} were reused", f"{again / total:.0%} computed")
+        first = f"of {total:,} prompt tokens since the start {' and '.join(parts)} again"
+        worst = self._breaks.worst()[:MOST_SAID]
+        return [first, *(said(key, found, again) for key, found in worst)]
 
     def as_json(self) -> dict[str, Any]:
         """Returns the totals of GET /misses: who wastes most comes first."""

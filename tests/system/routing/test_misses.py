@@ -106,6 +106,8 @@ async def test_time_in_the_system_is_named_and_the_client_is_told() -> None:
         at = verdict["change"]["at_token"]
         assert f"at={at}; part=system; index=0; kind=time" in one.headers["x-kvsteer-miss"]
         (worst,) = (await misses(system))["breaks"]
+        async with system.session.get(f"{system.admin}/report?format=text") as response:
+            assert f"Note: {worst['says']}" in await response.text()
         assert (worst["client"], worst["at_token"], worst["turns"]) == ("claude-cli", at, 1)
         assert (await one.turn())["cause"] == ""
 

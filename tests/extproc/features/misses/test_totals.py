@@ -36,7 +36,12 @@ def test_who_wastes_most_comes_first_with_its_price() -> None:
     (found,) = shown["breaks"]
     assert found["says"].startswith("100% of the tokens computed again come from claude-cli")
     assert sum(shown["tokens"].values()) == 18_000
+    assert totals.sentences()[0] == (
+        "of 18,000 prompt tokens since the start 46% were reused and 43% computed again"
+    )
+    assert totals.sentences()[1] == found["says"]
     assert Totals().as_json()["clients"] == []
+    assert Totals().sentences() == []
 
 
 def test_too_many_senders_count_as_one() -> None:
