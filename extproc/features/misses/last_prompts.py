@@ -17,7 +17,7 @@ import msgspec
 from kvstate.overlap import Tokens
 
 # Memory of a conversation besides its tokens, and of each key under which it is found (measured).
-CONVERSATION_BYTES = 900
+CONVERSATION_BYTES = 600
 _KEY_BYTES = 150
 BYTES_PER_TOKEN = 4
 
