@@ -26,6 +26,9 @@ KEPT_SHARE = 0.25
 # If less of it is found in a prompt that is shorter, its turns were replaced.
 REPLACED_SHARE = 0.5
 
+# Of what follows a common beginning, so many tokens are looked at.
+MOST_TOKENS = 131_072
+
 _BYTES_PER_TOKEN = 4
 _DIGITS = re.compile(r"\d+")
 _TIME = re.compile(
@@ -75,8 +78,7 @@ class Difference(msgspec.Struct, frozen=True, gc=False):
 
 def difference(old: Tokens, new: Tokens, kept: int) -> Difference:
     """Returns how a prompt differs from an older one with which it shares its first tokens."""
-    rest = memoryview(new).cast("B")[kept * _BYTES_PER_TOKEN :].tobytes()
-    older = memoryview(old).cast("B")[kept * _BYTES_PER_TOKEN :].tobytes()
+    older, rest = _behind(old, kept), _behind(new, kept)
     gone, come = _meeting(old, new, kept, rest)
     begins_later = _find(rest, older[: WINDOW * _BYTES_PER_TOKEN]) > 0
     was_later = _find(older, rest[: WINDOW * _BYTES_PER_TOKEN]) > 0
@@ -86,9 +88,12 @@ def difference(old: Tokens, new: Tokens, kept: int) -> Difference:
 
 def found_share(old: Tokens, new: Tokens, kept: int) -> float:
     """Returns how much of an older prompt's rest is found in a newer one's, from 0 to 1."""
-    cut = kept * _BYTES_PER_TOKEN
-    views = [memoryview(one).cast("B")[cut:].tobytes() for one in (old, new)]
-    return _found_share(*views)
+    return _found_share(_behind(old, kept), _behind(new, kept))
+
+
+def _behind(tokens: Tokens, kept: int) -> bytes:
+    """Returns the bytes of the tokens that follow the first ones."""
+    return tokens[kept : kept + MOST_TOKENS].tobytes()
 
 
 def kind_of(

@@ -19,6 +19,13 @@ from kvstate.overlap import Tokens, shared_tokens
 # So many tokens of what changed are turned into text, to find the part that begins in it.
 SHOWN_TOKENS = 256
 
+# A change behind so many tokens is not placed in the request: all that is before it would have to
+# be turned into text.
+MOST_PLACED_TOKENS = 131_072
+
+# Most conversations that a prompt is compared with, the latest.
+MOST_COMPARED = 8
+
 # Returns the text of tokens.
 TextOf = Callable[[Tokens], str]
 
@@ -114,7 +121,7 @@ def change_of(
     old: Tokens, new: Tokens, kept: int, parts: Sequence[Part], text_of: TextOf | None
 ) -> Change:
     """Returns what changed in a prompt behind the tokens that it shares with an older one."""
-    if text_of is None:
+    if text_of is None or kept > MOST_PLACED_TOKENS:
         return Change(kept)
     seen = difference(old, new, kept)
     spot = _spot(new, kept, seen.come, parts, text_of)

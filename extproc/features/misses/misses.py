@@ -31,7 +31,7 @@ from extproc.config.schema import Config
 from extproc.config.sections import MissSettings
 from extproc.features.feature import Feature
 from extproc.features.misses.client_kinds import ClientKinds
-from extproc.features.misses.comparing import Alike, Match, match_of
+from extproc.features.misses.comparing import MOST_COMPARED, Alike, Match, match_of
 from extproc.features.misses.examining import Examining
 from extproc.features.misses.growth import Growth
 from extproc.features.misses.last_prompts import LastPrompt, LastPrompts, Sent
@@ -312,14 +312,13 @@ class Misses(Feature):
     ) -> None:
         """Finds the conversation of a turn, or begins one."""
         alike = self.prompts.find_alike(names.all)
-        known = {
+        known = {} if found is None else {found[0].number: found[0]}
+        known |= {
             one.number: one
             for one in alike
             if one.whose == whose and not names.are_apart_from(one.session)
         }
-        if found is not None:
-            known.setdefault(found[0].number, found[0])
-        compared = [_alike(one, names, found) for one in known.values()]
+        compared = [_alike(one, names, found) for one in known.values()][:MOST_COMPARED]
         text_of = self._tokens.text_of(turn.verdict.model)
         work = partial(match_of, turn.prompt.tokens, compared, parts, text_of)
         match = await self._examining.run(work) if compared else None
