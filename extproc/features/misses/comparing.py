@@ -23,6 +23,9 @@ SHOWN_TOKENS = 256
 # be turned into text.
 MOST_PLACED_TOKENS = 131_072
 
+# So many tokens become text in less than a millisecond.
+PIECE_TOKENS = 1_024
+
 # Most conversations that a prompt is compared with, the latest.
 MOST_COMPARED = 8
 
@@ -134,7 +137,9 @@ def change_of(
 
 def _spot(new: Tokens, kept: int, come: int, parts: Sequence[Part], text_of: TextOf) -> Spot:
     """Returns which part of the request stands where it changed."""
-    before = text_of(new[:kept])
+    # in pieces: while tokens become text, the interpreter does nothing else
+    pieces = range(0, kept, PIECE_TOKENS)
+    before = "".join([text_of(new[at : min(at + PIECE_TOKENS, kept)]) for at in pieces])
     changed = text_of(new[kept : kept + min(come, SHOWN_TOKENS)])
     shown = text_of(new[kept + min(come, SHOWN_TOKENS) : kept + come + SHOWN_TOKENS])
     start = len(before)
