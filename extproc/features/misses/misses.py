@@ -17,11 +17,9 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from hashlib import sha256
 from typing import Any
 
 import msgspec
-import xxhash
 from msgspec.structs import replace
 from prometheus_client.registry import Collector
 
@@ -36,6 +34,13 @@ from extproc.features.misses.examining import Examining
 from extproc.features.misses.growth import Growth
 from extproc.features.misses.last_prompts import LastPrompt, LastPrompts, Sent
 from extproc.features.misses.miss_figures import MissFigures
+from extproc.features.misses.naming import (
+    NO_NAMES,
+    Names,
+    names_of,
+    shown_tenant,
+    whose_of,
+)
 from extproc.features.misses.partition import Cause, Held
 from extproc.features.misses.totals import Totals
 from extproc.features.misses.verdicts import Verdict, as_json, told
@@ -44,7 +49,6 @@ from extproc.features.router_parts import RouterParts
 from extproc.observing.outcomes import Outcome
 from extproc.requests.parts import Part, Place, Said, parts_of
 from extproc.requests.request import RoutingRequest
-from extproc.requests.tenant_salt import Tenant, name_apart
 from extproc.routing.claims.ends import ASKING_TOKENS
 from extproc.routing.decision import Decision
 from extproc.routing.inputs.query import Query
@@ -57,11 +61,6 @@ MOST_VERDICTS = 512
 
 # So many removals of each rank are remembered: a MiB.
 REMOVALS = 65_536
-
-# By so many first turns a conversation is found whose beginning has changed; shorter turns are
-# those of too many.
-NAMING_TURNS = 4
-LEAST_CHARACTERS = 16
 
 # For so long after the start, or once conversations were dropped, one that is not known may be one
 # that went on.
@@ -78,25 +77,6 @@ EVENTS_SECONDS = 1.0
 # Roles, or types, of turns that a model wrote.
 _ANSWERS = frozenset(("assistant", "function_call", "reasoning", "model"))
 _USER_AGENT = "user-agent"
-
-
-class Names(msgspec.Struct, frozen=True):
-    """Names under which a conversation is found: its session's, 0 for none, and its turns'."""
-
-    session: int = 0
-    turns: tuple[int, ...] = ()
-
-    @property
-    def all(self) -> tuple[int, ...]:
-        """Returns all names."""
-        return (self.session, *self.turns) if self.session else self.turns
-
-    def are_apart_from(self, session: int) -> bool:
-        """Returns whether a conversation is another one, since its session is named otherwise."""
-        return bool(self.session and session and session != self.session)
-
-
-NO_NAMES = Names()
 
 
 class _Turn(msgspec.Struct, eq=False):
@@ -278,7 +258,8 @@ class Misses(Feature):
             self._begin_conversation(turn, NO_NAMES, 0, is_known=False)
             self._settle_examination(turn, UNEXAMINED)
             return
-        asked = self._examined(body, _whose(request, query), _session(request, query), turn, found)
+        session = request.head.session or query.session
+        asked = self._examined(body, whose_of(request, query), session, turn, found)
         task = asyncio.get_running_loop().create_task(asked)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -485,38 +466,6 @@ def _tokens(overlap: Overlap | None) -> int:
 def _tokens_of(decision: Decision, worker: str) -> int:
     overlaps = decision.basis.overlaps
     return _tokens(overlaps[0].get(worker)) if overlaps else 0
-
-
-def _whose(request: RoutingRequest, query: Query) -> int:
-    """Returns 64 bits of what a request's conversations have in common: model, adapter, tenant."""
-    prompt = query.prompts[0]
-    tenant = b"" if request.tenant is None else request.tenant.name
-    whole = repr((query.model, prompt.lora, prompt.salt, tenant))
-    return xxhash.xxh3_64_intdigest(whole.encode("utf-8", "surrogatepass"))
-
-
-def _session(request: RoutingRequest, query: Query) -> str:
-    session = request.head.session or query.session
-    return name_apart(request.tenant, session) if session else ""
-
-
-def names_of(parts: Sequence[Part], whose: int, session: str) -> Names:
-    """Returns the names under which a conversation is found."""
-    named = xxhash.xxh3_64_intdigest(session.encode("utf-8", "surrogatepass"), whose)
-    turns = [
-        one.digest ^ whose
-        for one in parts
-        if one.place is Place.TURN and sum(map(len, one.texts)) >= LEAST_CHARACTERS
-    ]
-    return Names(named if session else 0, tuple(turns[:NAMING_TURNS]))
-
-
-def shown_tenant(tenant: Tenant | None) -> str:
-    """Returns eight digits that stand for a tenant, those of the SHA-256 of its name; "" for none.
-
-    What names a tenant may be a key.
-    """
-    return "" if tenant is None or not tenant.name else sha256(tenant.name).hexdigest()[:8]
 
 
 def misses(config: Config, parts: RouterParts) -> Misses | None:
