@@ -1,7 +1,7 @@
 """Notes about optional features that, as they are configured, do nothing or less than it seems.
 
-Tenants apart, classes, siblings, holds, handed tokens, pulls, stores and deletion costs are off by
-default; none of them says so at run time if something that it needs is missing.
+Tenants apart, classes, siblings, holds, handed tokens, misses, pulls, stores and deletion costs are
+off by default; none of them says so at run time if something that it needs is missing.
 """
 
 from collections.abc import Iterator
@@ -23,6 +23,7 @@ def feature_doubts(config: Config) -> Iterator[str]:
     yield from _siblings(config)
     yield from _hold(config)
     yield from _handed_tokens(config)
+    yield from _misses(config)
     yield from _pulls(config)
     for number, store in enumerate(config.stores):
         yield from _store(f"stores[{number}]", store, config)
@@ -96,6 +97,20 @@ def _handed_tokens(config: Config) -> Iterator[str]:
     key = "policy.hand_tokens.enabled"
     if not _has_feeds(config):
         yield f"{key}: nothing is handed over: without events nobody sees an engine start anew"
+    for model in config.models:
+        if model.tokenizer is None:
+            yield f"{key}: changes nothing for model {model.name}, which has no tokenizer"
+
+
+def _misses(config: Config) -> Iterator[str]:
+    """Yields why less would be known of what is computed again than it seems."""
+    if not config.misses.enabled:
+        return
+    key = "misses.enabled"
+    if not _has_feeds(config):
+        yield f"{key}: without events it is not known what workers evict"
+    if config.accounting.responses != USAGE:
+        yield f"{key}: what engines report does not count without accounting.responses: {USAGE}"
     for model in config.models:
         if model.tokenizer is None:
             yield f"{key}: changes nothing for model {model.name}, which has no tokenizer"

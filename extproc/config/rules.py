@@ -301,6 +301,15 @@ def _counted_tokens(config: Config) -> Iterator[str]:
         )
 
 
+def _told_misses(config: Config) -> Iterator[str]:
+    if not config.misses.response_headers:
+        return
+    if not config.misses.enabled:
+        yield "misses.response_headers: needs misses.enabled: true"
+    if config.accounting.responses == "none":
+        yield "misses.response_headers: needs accounting.responses: headers or usage, to change any"
+
+
 def _priced_pulls(config: Config) -> Iterator[str]:
     rules = config.disaggregation
     if rules.price_pulls and rules.min_pulled_tokens is None:
@@ -690,6 +699,7 @@ _RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     _held_classes,
     _counted_tokens,
     _priced_pulls,
+    _told_misses,
     _pulls,
     _mirror,
     _models,

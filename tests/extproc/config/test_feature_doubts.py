@@ -22,6 +22,7 @@ SIBLINGS = "policy: {{name: {}, cost: {{siblings_percent: 60}}}}"
 ROUTERS = "envoy: {{routers: {{addresses: ['r:1', 'q:1'], choice: {}}}}}"
 HOLD = "policy: {{name: {}, hold: {{enabled: true}}}}"
 HANDED = "policy: {hand_tokens: {enabled: true}}"
+MISSES = "misses: {enabled: true}"
 PULLS = "disaggregation: {connector: offloading, min_pulled_tokens: 64, price_pulls: true}"
 STORE = "stores: [{{name: s, workers: ['{}']{}}}]"
 PODS = "discovery: {kubernetes: {selector: a, deletion_cost: true}}"
@@ -64,6 +65,11 @@ SHARED = "sharing: {url: 'directory:/d'}"
         (
             [REMOTE, WORKERS, OFF, USAGE, HANDED],
             ["nothing is handed over: without events"],
+        ),
+        ([REMOTE, WORKERS, USAGE, MISSES], []),
+        (
+            [ONE_MODEL, WORKERS, OFF, MISSES],
+            ["not known what workers evict", "accounting.responses: usage", "has no tokenizer"],
         ),
         ([ONE_MODEL, WORKERS, PULLS], ["1 of 2 workers have a transfer_port"]),
         ([ONE_MODEL, WORKERS, PULLS, "discovery: {file: f}"], []),

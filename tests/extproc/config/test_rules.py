@@ -159,6 +159,14 @@ def with_events(rest: str) -> str:
             "policy.hand_tokens.enabled: needs accounting.responses: usage, to compare counts",
         ),
         (
+            [MODEL, WORKER, "misses: {enabled: true, response_headers: true}"],
+            "misses.response_headers: needs accounting.responses: headers or usage, to change any",
+        ),
+        (
+            [MODEL, WORKER, "accounting: {responses: usage}", "misses: {response_headers: true}"],
+            "misses.response_headers: needs misses.enabled: true",
+        ),
+        (
             [MODEL, WORKER, "steering: {header: 'a b'}"],
             "steering.header: is not a valid header name: 'a b'",
         ),
