@@ -18,6 +18,22 @@ from extproc.commands.terminal import plain, table
 # Causes that are no waste.
 _FINE = frozenset(("reused", "new", "first", "block"))
 
+# What each cause says; docs/why-computed-again.md says more.
+_GLOSSES = {
+    "reused": "in the worker's cache",
+    "new": "added since the conversation's last prompt",
+    "first": "of conversations that begin",
+    "block": "behind the last whole block, which is all that engines reuse",
+    "changed": "again: the client changed its prompt before them",
+    "evicted": "again: the worker had evicted them",
+    "elsewhere": "again: another worker holds them",
+    "restarted": "again: the worker's engine had started anew",
+    "cleared": "again: the worker's cache had been cleared",
+    "gone": "again: the worker that held them is gone",
+    "not_stored": "again: the request before had failed",
+    "unknown": "again, or for the first time: it is not known why",
+}
+
 _BAR_CELLS = 24
 MOST_BREAKS = 5
 MOST_CLIENTS = 12
@@ -71,9 +87,10 @@ def picture(found: Misses, layout: Layout) -> list[str]:
     total = sum(found.tokens.values())
     if not total:
         return ["No request with known tokens has ended yet."]
-    lines = [plain(one.says) for one in found.breaks[:MOST_BREAKS]]
+    lines = [plain(one.says) for one in found.breaks[:MOST_BREAKS] if one.says]
     lines = lines or ["No client changed what it had sent before."]
-    lines += ["", f"{total:,} prompt tokens in {_hours(found.seconds)}, by what became of them:"]
+    since = f"in {_hours(found.seconds)}, since the router started"
+    lines += ["", f"{total:,} prompt tokens {since}, by what became of them:"]
     lines += _causes(found.tokens, total, layout)
     lines += ["", *_clients(found.clients)]
     lines += ["", "Last turns:", *turn_lines(found.turns[: -MOST_TURNS - 1 : -1])]
@@ -96,15 +113,16 @@ def _causes(tokens: Mapping[str, int], total: int, layout: Layout) -> Iterator[s
         share = count / total
         tone = Tone.GOOD if cause == "reused" else Tone.BAD if cause not in _FINE else Tone.FAINT
         bar = layout.bar(share, _BAR_CELLS)
-        yield f"  {layout.tone(f'{plain(cause):<11}', tone)} {count:>13,} {share:>6.1%} {bar}"
+        name = layout.tone(f"{plain(cause):<11}", tone)
+        yield f"  {name} {count:>13,} {share:>6.1%} {bar} {_GLOSSES.get(cause, '')}".rstrip()
 
 
 def _clients(clients: Sequence[Sender]) -> list[str]:
     has_price = any(one.again_price is not None for one in clients)
-    heads = ["CLIENT", "TURNS", "PROMPT TOKENS", "REUSED", "AGAIN", "SECONDS AGAIN", "MOSTLY"]
-    heads[6:6] = ["PRICE"] if has_price else []
+    heads = ["CLIENT", "MODEL", "REQUESTS", "TOKENS", "REUSED", "AGAIN", "PREFILL AGAIN", "MOSTLY"]
+    heads[7:7] = ["PRICE"] if has_price else []
     rows = [_client(one, has_price=has_price) for one in clients[:MOST_CLIENTS]]
-    return table(heads, rows, "<" + ">" * (len(heads) - 2) + "<")
+    return table(heads, rows, "<<" + ">" * (len(heads) - 3) + "<")
 
 
 def _client(one: Sender, *, has_price: bool) -> list[str]:
@@ -112,15 +130,16 @@ def _client(one: Sender, *, has_price: bool) -> list[str]:
     total = max(1, one.prompt_tokens)
     name = one.client + (f" ({one.tenant})" if one.tenant else "")
     row = [
-        plain(f"{name} {one.model}"),
+        plain(name),
+        plain(one.model),
         f"{one.turns:,}",
         f"{one.prompt_tokens:,}",
         f"{one.tokens.get('reused', 0) / total:.1%}",
         f"{sum(again.values()) / total:.1%}",
-        f"{one.again_seconds:,.1f}",
+        f"{one.again_seconds:,.1f} s",
         plain(max(again, key=lambda cause: again[cause], default="-")),
     ]
-    row[6:6] = [f"{one.again_price or 0.0:,.2f}"] if has_price else []
+    row[7:7] = [f"{one.again_price or 0.0:.3g}"] if has_price else []
     return row
 
 

@@ -66,7 +66,8 @@ def said(
         return ""
     parts = [f"live contexts fill {occupancy.live / occupancy.room:.0%} of the caches"]
     if recomputed:
-        parts.append(f"{recomputed:.0%} of the prompt tokens of 15 minutes were computed again")
+        again = f"{recomputed:.0%} of the prompt tokens of 15 minutes"
+        parts.append(f"{again} were evicted or left, and computed again")
     if more:
         workers = "worker" if more == 1 else "workers"
         needed = f"those that return need {occupancy.needed / occupancy.room:.0%}"

@@ -18,9 +18,9 @@ def test_page_says_who_breaks_the_cache_and_what_it_costs(browser: Browser) -> N
         for minute in range(4):
             one.clock = f"2026-11-30 12:0{minute}:13"
             system.do(one.turn())
-        browser.until(lambda: "in 3 turns" in browser.texts("#breaks li")[0], "who breaks it")
+        browser.until(lambda: "in 3 requests" in browser.texts("#breaks li")[0], "who breaks it")
         (worst,) = browser.texts("#breaks li")
-        assert "come from claude-cli: a time changed at token" in worst
+        assert "in the system prompt, a date or time changed" in worst
         assert "computed again" in browser.texts("#misses-summary")[0]
         browser.click("#misses summary")
         (client,) = browser.texts("#miss-clients tr")

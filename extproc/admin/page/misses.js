@@ -26,23 +26,23 @@ function client({ client: name, tenant, model, turns, prompt_tokens: tokens, tok
   const cost = price === null ? null : make("small", {}, `price ${price}`);
   return make("tr", { role: "row" },
     make("th", { role: "rowheader", scope: "row" }, name, make("small", {}, whose)),
-    cell("Turns", { number: true }, count(turns)),
+    cell("Requests", { number: true }, count(turns)),
     cell("Prompt tokens", { number: true }, count(tokens)),
     cell("What became of them", { wide: true }, ...became(parted(causes))),
-    cell("Seconds again", { number: true }, seconds.toFixed(1), cost));
+    cell("Prefill again", { number: true }, `${seconds.toFixed(1)} s`, cost));
 }
 
 let drawn = "";
 
 export async function drawMisses() {
   const answer = await ask(`/misses?turns=${MOST_TURNS}`);
-  find("misses").hidden = !answer.enabled;
+  for (const id of ["misses", "to-misses"]) find(id).hidden = !answer.enabled;
   const state = JSON.stringify(answer.turns?.at(-1)?.number ?? 0);
   if (!answer.enabled || state === drawn) return;
   drawn = state;
   const parts = parted(answer.tokens);
   show(find("misses-summary"), parts.all
-    ? `${percent(parts.reused, parts.all)} of ${count(parts.all)} prompt tokens reused, ${percent(parts.lost, parts.all)} computed again`
+    ? `${percent(parts.reused, parts.all)} of ${count(parts.all)} prompt tokens reused, ${percent(parts.lost, parts.all)} computed again, since the router started`
     : "No request with known tokens has ended yet.");
   const breaks = answer.breaks.slice(0, MOST_BREAKS).map(({ says }) => says);
   if (parts.all && !breaks.length) breaks.push("No client changed what it had sent before.");

@@ -94,10 +94,10 @@ def said(key: BreakKey, found: Break, again: int) -> str:
     share = found.tokens / again if again else 0.0
     who = key.client + (f" (tenant {key.tenant})" if key.tenant else "")
     change = Change(found.first, key.place, key.part, kind=key.kind)
-    turns = "turn" if found.turns == 1 else "turns"
-    more = "" if found.first == found.last else " or later"
+    requests = "1 request" if found.turns == 1 else f"{found.turns:,} requests"
+    more = "" if found.first == found.last else f" (and up to token {found.last})"
     return (
-        f"{share:.0%} of the tokens computed again come from {who}:"
-        f" {change.in_words}{more}, in {found.turns:,} {turns}"
-        f" ({found.tokens:,} tokens, {found.seconds:,.1f} s of prefill)"
+        f"{share:.0%} of the tokens computed again come from {who}, in {requests}:"
+        f" {change.in_words}{more}; {found.tokens:,} tokens,"
+        f" about {found.seconds:,.1f} s of prefill"
     )

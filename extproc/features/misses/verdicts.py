@@ -14,16 +14,16 @@ from extproc.requests.parts import Place
 TEMPLATE = "template"
 
 _KINDS = {
-    Kind.TIME: "a time changed",
+    Kind.TIME: "a date or time changed",
     Kind.NUMBER: "a number changed",
     Kind.IDENTIFIER: "an identifier changed",
     Kind.INSERTED: "something was inserted",
     Kind.REMOVED: "something was removed",
-    Kind.MOVED: "what stands there has moved",
+    Kind.MOVED: "items stand in another order",
     Kind.REWRITTEN: "the text was rewritten",
-    Kind.COMPACTION: "the turns were replaced: a compaction, or a new conversation of the session",
-    Kind.THINKING: "the thinking of earlier turns is left out",
-    Kind.OPTION: "the template writes something else: another option",
+    Kind.COMPACTION: "the turns were replaced (compaction, or a new conversation of that session)",
+    Kind.THINKING: "the thinking of earlier turns was left out",
+    Kind.OPTION: "the template wrote something else (another option, such as the effort)",
 }
 
 
@@ -47,7 +47,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
         number = "" if self.index is None else f" {self.index + 1}"
         words = {
             Place.TOOLS: f"tool{number}",
-            Place.SYSTEM: "the system",
+            Place.SYSTEM: "the system prompt",
             Place.TURN: f"turn{number}" + (f" ({self.role})" if self.role else ""),
             TEMPLATE: "what the template writes",
         }
@@ -56,9 +56,9 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def in_words(self) -> str:
-        """What changed, and where."""
+        """Where it changed, and what."""
         what = "the prompt changed" if self.kind is None else _KINDS[self.kind]
-        return f"{what} at {self.where}"
+        return f"at {self.where}, {what}"
 
 
 class Verdict(msgspec.Struct, eq=False):
@@ -104,7 +104,7 @@ def in_words(verdict: Verdict) -> str:
     parts = [f"{reused:,} of {held.prompt:,} prompt tokens were reused"]
     if verdict.change is not None and tokens.get(Cause.CHANGED):
         again = tokens[Cause.CHANGED]
-        parts.append(f"{verdict.change.in_words}, so {again:,} were computed again")
+        parts.append(f"{verdict.change.in_words}, so {again:,} tokens were computed again")
     for cause, words in _WORDS.items():
         if tokens.get(cause):
             said = f"{tokens[cause]:,} {words}"
@@ -116,6 +116,7 @@ def in_words(verdict: Verdict) -> str:
 
 
 _WORDS = {
+    Cause.BLOCK: "are behind the last whole block",
     Cause.FIRST: "are of a conversation that begins",
     Cause.EVICTED: "were evicted",
     Cause.ELSEWHERE: "are held by another worker",

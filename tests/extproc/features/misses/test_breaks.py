@@ -16,15 +16,13 @@ def test_changes_of_one_client_at_one_place_are_counted_together() -> None:
     shown = as_json(worst, found, 100_000)
     assert (shown["turns"], shown["tokens"], shown["share"]) == (41, 41_000, 0.41)
     assert shown["says"] == (
-        "41% of the tokens computed again come from claude-cli: a time changed at token 212, in"
-        " the system, in 41 turns (41,000 tokens, 20.5 s of prefill)"
+        "41% of the tokens computed again come from claude-cli, in 41 requests: at token 212, in"
+        " the system prompt, a date or time changed; 41,000 tokens, about 20.5 s of prefill"
     )
     shown = as_json(least, few, 0)
     assert (shown["at_token"], shown["first_token"], shown["last_token"]) == (None, 10, 90)
-    assert (
-        "codex (tenant 0badcafe): the prompt changed at token 10, in the system or later"
-        in (shown["says"])
-    )
+    assert "codex (tenant 0badcafe), in 2 requests: at token 10" in shown["says"]
+    assert "the prompt changed (and up to token 90);" in shown["says"]
 
 
 def test_break_that_cost_least_gives_way() -> None:

@@ -17,8 +17,9 @@ def verdict(held: Held, change: Change | None = None, because: str = "") -> Verd
 def test_verdict_says_what_changed_where_and_what_it_cost() -> None:
     said = in_words(verdict(BROKEN, CLOCK))
     assert said == (
-        "208 of 9,000 prompt tokens were reused; a time changed at token 212, in the system,"
-        " so 7,788 were computed again; 1,000 are new"
+        "208 of 9,000 prompt tokens were reused; at token 212, in the system prompt, a date or time"
+        " changed, so 7,788 tokens were computed again; 4 are behind the last whole block;"
+        " 1,000 are new"
     )
 
 
@@ -31,9 +32,9 @@ def test_verdict_says_more_of_the_main_cause_besides_a_change() -> None:
 
 
 def test_places_of_changes_in_words() -> None:
-    assert Change(5).in_words == "the prompt changed at token 5"
+    assert Change(5).in_words == "at token 5, the prompt changed"
     turn = Change(5, "turn", 16, "tool", Kind.REWRITTEN)
-    assert turn.in_words == "the text was rewritten at token 5, in turn 17 (tool)"
+    assert turn.in_words == "at token 5, in turn 17 (tool), the text was rewritten"
     assert Change(5, "tools", 2).where == "token 5, in tool 3"
     assert Change(5, "template").where == "token 5, in what the template writes"
     assert Change(5, "turn").where == "token 5, in turn"
