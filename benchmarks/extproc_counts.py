@@ -50,6 +50,7 @@ from rows import Run, arguments, run
 
 from extproc.admin.observations import Observations
 from extproc.config.reader import parse
+from extproc.fleet.candidates import Candidates
 from extproc.fleet.workers import Workers
 from extproc.http2.messages import MessageParts
 from extproc.observing.metrics import Metrics
@@ -262,6 +263,10 @@ class Bench:
         self.served = 0
         self.connection: LeanConnection
         self.router: Router
+        self.candidates: Candidates
+        self.tokenizer: Tokenizer
+        self.transports: list[MemoryTransport] = []
+        self.numbers: list[int] = []  # of the next batch of each transport
         self.close: Callable[[], Any]
 
     async def start(self) -> None:
@@ -277,16 +282,19 @@ class Bench:
 
         def open_transports(_: FeedSource) -> list[MemoryTransport]:
             transport = MemoryTransport()
+            self.transports.append(transport)
             transport.put(Connected())
             first, number = 0, next(opened)
             for at, tokens in enumerate(held):
                 if at % self.workers in (number, (number + 1) % self.workers):
                     transport.put(stored(array("I", tokens), first))
                     first += 1
+            self.numbers.append(first)
             return [transport]
 
         fleet = FollowedWorkers(1, lambda: 0.0)
         workers = Workers(config, fleet, open_transports)
+        self.candidates, self.tokenizer = workers.candidates, tokenizer
         await workers.start()
         while {workers.candidates.state(name) for name in workers.records} != {"live"}:
             await asyncio.sleep(0.01)

@@ -72,8 +72,10 @@ class Held(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_fine(self) -> bool:
         """Whether all of the last prompt is kept, and all that can be reused of it was."""
-        usable = min(self.kept, self.prompt - 1) // self.block * self.block
-        return self.kept == self.last and self.reused >= usable
+        kept, prompt = self.kept, self.prompt
+        if kept != self.last or kept > prompt:
+            return False
+        return self.reused >= min(kept, prompt - 1) // self.block * self.block
 
 
 def partition(held: Held) -> Tokens:
@@ -84,7 +86,7 @@ def partition(held: Held) -> Tokens:
     prompt, reused = held.prompt, min(held.reused, held.prompt)
     if held.last is None:
         return _counted({Cause.REUSED: reused, held.beginning: prompt - reused})
-    if held.is_fine and held.kept <= prompt:  # most turns
+    if held.is_fine:  # most turns
         block = max(0, held.kept - reused)
         return _counted(
             {Cause.REUSED: reused, Cause.BLOCK: block, Cause.NEW: prompt - reused - block}

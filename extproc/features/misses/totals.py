@@ -56,19 +56,25 @@ class Totals:
         """Counts a verdict that is complete."""
         sender = Sender(verdict.model, verdict.client, verdict.tenant)
         sent = self._sent.get(sender) or self._sent_by(sender)
-        tokens, seconds = verdict.tokens, verdict.seconds
         sent.turns += 1
-        counts = sent.tokens
-        for cause, count in tokens.items():
-            counts[cause] += count
-        sent.saved_seconds += seconds * tokens.get(Cause.REUSED, 0)
-        if verdict.held.is_fine:
-            return
+        held, counts = verdict.held, sent.tokens
+        sent.saved_seconds += verdict.seconds * held.reused
+        if held.is_fine:  # most turns
+            block = max(0, held.kept - held.reused)
+            counts[Cause.REUSED] += held.reused
+            counts[Cause.BLOCK] += block
+            counts[Cause.NEW] += held.prompt - held.reused - block
+        else:
+            self._count_missed(verdict, sender, sent)
+
+    def _count_missed(self, verdict: Verdict, sender: Sender, sent: Sent) -> None:
+        tokens, seconds = verdict.tokens, verdict.seconds
+        sent.tokens.update(tokens)
         sent.again_seconds += seconds * computed_again(tokens)
         changed, change = tokens.get(Cause.CHANGED, 0), verdict.change
         if change is not None and changed:
             key = BreakKey(*sender, change.place, change.index, change.kind)
-            self._breaks.add(key, change, changed, verdict.seconds * changed)
+            self._breaks.add(key, change, changed, seconds * changed)
 
     def _sent_by(self, sender: Sender) -> Sent:
         """Returns what came from a sender that is new, or from one too many."""
