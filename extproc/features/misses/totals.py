@@ -114,7 +114,7 @@ class Totals:
             **sender._asdict(),
             "turns": sent.turns,
             "prompt_tokens": sent.tokens.total(),
-            "tokens": {cause.value: count for cause, count in sent.tokens.items()},
+            "tokens": {cause.value: count for cause, count in sent.tokens.items() if count},
             "saved_seconds": round(sent.saved_seconds, 3),
             "again_seconds": round(sent.again_seconds, 3),
             "saved_price": round(sent.saved_seconds * hour, 4) if hour else None,

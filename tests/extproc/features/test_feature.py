@@ -20,5 +20,6 @@ def test_feature_without_hooks_changes_nothing() -> None:
     feature.begin(PLAIN_REQUEST, QUERY, made, 0.0)
     feature.note_placed(made, made.verdict, is_booked=True)
     feature.note_server(made, "a:1")
+    assert feature.respond(made) == ()
     feature.note_end(made, None, is_booked=True, is_sent=True)
     assert feature.collectors() == ()

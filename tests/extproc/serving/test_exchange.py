@@ -719,6 +719,52 @@ def test_body_that_is_no_object_is_not_extended(closing: list[Service]) -> None:
     exchange.close()
 
 
+class Telling(Feature):
+    """Tells the client where its request went."""
+
+    def respond(self, decision: Decision) -> list[tuple[str, str]]:
+        return [("x-went-to", decision.worker)]
+
+
+class Silent(Feature):
+    def respond(self, decision: Decision) -> list[tuple[str, str]]:
+        raise RuntimeError(decision.worker)
+
+
+def test_features_add_headers_to_responses(closing: list[Service]) -> None:
+    one = service(HEADERS)
+    closing.append(one)
+    one.hooks = Hooks([Silent(), Telling(), Feature()])
+    exchange, pick = placed(one)
+    (answer,) = answers(exchange, told(200))
+    (added,) = answer.response_headers.response.header_mutation.set_headers
+    assert (added.header.key, added.header.raw_value) == ("x-went-to", pick.encode())
+    exchange.close()
+
+
+def test_response_to_a_request_that_was_not_placed_gets_no_headers(closing: list[Service]) -> None:
+    one = service(HEADERS)
+    closing.append(one)
+    one.hooks = Hooks([Telling()])
+    exchange = one.open()
+    (answer,) = answers(exchange, told(200))
+    assert not answer.response_headers.HasField("response")
+    exchange.close()
+
+
+def test_feature_reads_headers_of_requests_as_they_begin(closing: list[Service]) -> None:
+    one = service("misses: {enabled: true}")
+    closing.append(one)
+    seen: list[RoutingRequest] = []
+    one.hooks.begin = [lambda request, *_: seen.append(request)]
+    exchange = one.open()
+    told_by = head("/v1/completions", headers={"user-agent": "agent/1"}).SerializeToString()
+    at_once(exchange.receive(one.decoder.decode(told_by)))
+    answers(exchange, body(PROMPT))
+    assert [request.named["user-agent"] for request in seen] == [[b"agent/1"]]
+    exchange.close()
+
+
 class FailingLedger:
     """A placing that decides and then fails to book what it decided."""
 
