@@ -44,6 +44,11 @@ def test_part_that_begins_within_a_place_is_preferred() -> None:
     assert spot.is_written
 
 
+def test_change_in_a_text_is_of_its_part_however_long_it_is() -> None:
+    spot = locate([*TOOLS, SYSTEM, *TURNS], TEXT, TEXT.index("help"), TEXT.index("Hm"))
+    assert spot.part is SYSTEM
+
+
 def test_nothing_stands_before_the_first_part() -> None:
     spot = locate([*TOOLS, SYSTEM, *TURNS], TEXT, 0, 3)
     assert (spot.part, spot.is_written) == (None, False)
@@ -57,3 +62,36 @@ def test_parts_that_the_template_does_not_write_are_left_out() -> None:
     assert few.part is TURNS[2]
     many = locate([SYSTEM, *missing, TURNS[2]], TEXT, last, last + 1)
     assert many.part is SYSTEM
+
+
+def test_tool_is_not_where_others_speak_of_it() -> None:
+    system = Part(Place.SYSTEM, 0, ("Use Write only after Read.",), "system")
+    tools = '[{"name": "Read", "is": "before \\"Write\\""}, {"name": "Write"}]'
+    text = f"Use Write only after Read. {tools}"
+    for at, index in (("before", 0), ('Write"}]', 1)):
+        start = text.index(at)
+        spot = locate([*TOOLS, system], text, start, start + 1)
+        assert spot.part is TOOLS[index]
+        assert spot.is_written
+    start = text.index("only")
+    assert locate([*TOOLS, system], text, start, start + 1).part is system
+
+
+def test_tools_may_stand_before_the_system() -> None:
+    text = "[Read, Write] You help. It is noon."
+    start = text.index("Write")
+    assert locate([*TOOLS, SYSTEM], text, start, start + 1).part is TOOLS[1]
+
+
+def test_short_words_of_a_turn_are_not_looked_for_before_their_turn() -> None:
+    text = TEXT[: TEXT.index("Look")]
+    start = text.index("Read")
+    spot = locate([*TOOLS, SYSTEM, *TURNS], text, start, start + 1)
+    assert spot.part is TOOLS[0]
+
+
+def test_tool_without_a_name_stands_nowhere() -> None:
+    nameless = Part(Place.TOOLS, 0, ("", "{}"))
+    spot = locate([nameless, SYSTEM], TEXT, TEXT.index("Read}"), TEXT.index("Read}") + 1)
+    assert spot.part is SYSTEM
+    assert locate([Part(Place.TOOLS, 0, ()), SYSTEM], TEXT, 0, 1).part is None
