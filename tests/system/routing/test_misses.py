@@ -195,3 +195,14 @@ async def test_sub_agents_that_go_on_from_one_prompt_change_nothing() -> None:
         assert forked["cause"] == ""
         assert forked["conversation"] == 2
         assert forked["tokens"]["reused"] >= forked["last_tokens"] - 32
+
+
+async def test_conversations_of_two_sessions_are_never_one() -> None:
+    async with judging() as system:
+        one, other = (Conversation(system, "parsers", name) for name in ("one", "other"))
+        for _ in range(3):
+            first = await one.turn()
+        other.messages = [{"role": "user", "content": "Please look at lexers."}, *one.messages[1:]]
+        verdict = await other.turn()
+        assert verdict["conversation"] != first["conversation"]
+        assert verdict["change"] is None
