@@ -1,8 +1,8 @@
 """A worker's front: it answers agents as a scripted model, and has a simulated worker compute.
 
 The simulated worker gets each prompt's token ids from vLLM's own renderer, so its cache and its
-events are what a real engine's would be. Without a renderer it computes nothing, and the worker has
-a cache of which nobody hears.
+events are what a real engine's would be. Another renderer may take its place. Without one it
+computes nothing, and the worker has a cache of which nobody hears.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ import aiohttp
 from aiohttp import web
 
 from kvtools.simulator.worker import SimulatedWorker
-from tests.clients.rendering import PythonFrontEnd, RefusedError
+from tests.clients.judging import FrontEnd
+from tests.clients.rendering import RefusedError
 from tests.clients.scripted_model import CHAT, MESSAGES, RESPONSES, Body, Usage, turns_of
 from tests.clients.scripted_server import respond
 from tests.clients.starts import MODEL
@@ -55,20 +56,28 @@ class Turn(NamedTuple):
         return bool(self.body.get("tools"))
 
 
+class Computed(NamedTuple):
+    """A prompt that a worker computed, and what it told of its tokens."""
+
+    request_id: str
+    ids: list[int]
+    usage: Usage
+
+
 class Front:
     """One worker as the router and Envoy see it.
 
     seconds: how long an answer takes. names_engine: whether it says which engine it runs. worker:
     the simulated one behind it, None before that starts. turns: all requests, oldest first.
+    computed: all prompts, of conversations or not.
     may_answer: while it is not set, turns are only noted; a request for a title is answered.
     """
 
-    def __init__(
-        self, seconds: float, renderer: PythonFrontEnd | None, *, names_engine: bool
-    ) -> None:
+    def __init__(self, seconds: float, renderer: FrontEnd | None, *, names_engine: bool) -> None:
         self.port = free_port()
         self.worker: SimulatedWorker | None = None
         self.turns: list[Turn] = []
+        self.computed: list[Computed] = []
         self.faults: list[str] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
@@ -135,14 +144,15 @@ class Front:
         ):
             told: dict[str, Any] = await answer.json()
         cached = told["usage"]["prompt_tokens_details"]["cached_tokens"]
-        return Usage(len(ids), cached)
+        self.computed.append(Computed(request_id, ids, Usage(len(ids), cached)))
+        return self.computed[-1].usage
 
 
 @contextlib.asynccontextmanager
 async def fronted(
     changes: dict[str, Any],
     seconds: float = 0.0,
-    renderer: PythonFrontEnd | None = None,
+    renderer: FrontEnd | None = None,
     *,
     names_engine: bool = False,
     **settings: Any,

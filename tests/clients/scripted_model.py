@@ -70,7 +70,7 @@ def _results(body: Body) -> int:
     return found
 
 
-def _schemas(body: Body) -> dict[str, Body]:
+def schemas_of(body: Body) -> dict[str, Body]:
     """Returns the schema of each tool's arguments, by its name."""
     functions = [one.get("function", one) for one in body.get("tools") or []]
     return {
@@ -81,7 +81,7 @@ def _schemas(body: Body) -> dict[str, Body]:
 
 def _call_of(tools: dict[str, Body], body: Body) -> Calls:
     """Returns a call of the first of some tools that a request has, with what it may take."""
-    for name, schema in _schemas(body).items():
+    for name, schema in schemas_of(body).items():
         if name in tools:
             known = schema.get("properties") or {}
             return [(name, {key: value for key, value in tools[name].items() if key in known})]
@@ -109,7 +109,7 @@ def lists_twice_at_once(body: Body) -> Calls:
 
 def searches_tools(body: Body) -> Calls:
     """Searches for tools that the client has not sent yet, and lists the files once."""
-    if _results(body) or "ToolSearch" not in _schemas(body):
+    if _results(body) or "ToolSearch" not in schemas_of(body):
         return _end(body) if _results(body) >= CALLS else _shell(body)
     return [("ToolSearch", {"query": "select:WebFetch,NotebookEdit", "max_results": 5})]
 

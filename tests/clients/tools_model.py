@@ -9,10 +9,10 @@ from tests.clients.starts import CONTEXT_TOKENS
 from tests.extproc.template_shapes import QWEN_TOOLS
 
 
-def write_tools_model(folder: Path) -> Path:
+def write_tools_model(folder: Path, template: str = QWEN_TOOLS) -> Path:
     """Writes the model's directory, and returns it."""
     shutil.copytree(TINY_MODEL, folder)
-    (folder / "chat_template.jinja").write_text(QWEN_TOOLS)
+    (folder / "chat_template.jinja").write_text(template)
     for name, key in (
         ("config.json", "max_position_embeddings"),
         ("tokenizer_config.json", "model_max_length"),
