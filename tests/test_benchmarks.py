@@ -23,6 +23,7 @@ SMOKES = {
     "index.py": [],
     "judge.py": ["--contestant", "KVSteer, lean", "--contestant", "RING_HASH, 150 %"],
     "media.py": [],
+    "misses.py": [],
     "misses_cost.py": [],
     "peers.py": ["--only", "speed"],
     "processes.py": [],
