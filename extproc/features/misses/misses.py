@@ -381,11 +381,12 @@ class Misses(Feature):
         held = verdict.held
         if cached != held.reused:
             verdict.held = held = replace(held, reused=min(cached, held.prompt))
-        if cached + held.block > turn.predicted:
+        if turn.before is None or held.is_fine:
             return
-        # it went between the decision and the engine's step, or the feed was behind
-        verdict.held = replace(held, gone=Cause.UNKNOWN)
-        if turn.before is not None:
+        if cached + held.block <= turn.predicted:
+            # it went between the decision and the engine's step, or the feed was behind
+            verdict.held = held = replace(held, gone=Cause.UNKNOWN)
+        if held.gone is Cause.UNKNOWN and verdict.tokens.get(Cause.UNKNOWN):
             self._look_again(turn, turn.before)
             if verdict.held.gone is Cause.UNKNOWN:  # what tells it may still be on its way
                 turn.is_awaited = True
