@@ -38,7 +38,9 @@ class Alike(msgspec.Struct, frozen=True, gc=False):
 
     number: of the conversation. tokens: its last prompt. is_named: whether the client's session has
     the same name. begun: how many tokens an earlier prompt of it had, with which the new one
-    begins; 0 if it does not. turns: how many requests it had.
+    begins; 0 if it does not. turns: how many requests it had. is_apart: whether its session has
+    another name, so that the new one may have forked from it, but does not continue it.
+    agrees_on_tools: whether both have tools, or neither has.
     """
 
     number: int
@@ -46,6 +48,8 @@ class Alike(msgspec.Struct, frozen=True, gc=False):
     is_named: bool = False
     begun: int = 0
     turns: int = 1
+    is_apart: bool = False
+    agrees_on_tools: bool = True
 
 
 class Match(msgspec.Struct, frozen=True, gc=False):
@@ -68,20 +72,20 @@ def match_of(
     """Returns which conversation a prompt continues, None if it begins one.
 
     It continues one whose last prompt is found in it, the one with most of it. If none is, it may
-    be one of the same session whose turns were all replaced, but not what is before them.
+    be one of the same session whose turns were all replaced, but not what is before them. Clients
+    ask for a summary without the tools, and what differs then are these.
 
     text_of: None if the text of tokens is not known; then only token counts say what changed.
     """
-    found = [_compared(new, one) for one in alike]
+    found = [_compared(new, one) for one in alike if not one.is_apart]
     best = max(found, key=_likeness, default=None)
-    if best is None:
-        return None
-    if best.share >= KEPT_SHARE:
+    if best is not None and best.share >= KEPT_SHARE:
         return _matched(new, best, parts, text_of)
-    forked = max((one.alike.begun for one in found), default=0)
+    forked = max((one.begun for one in alike), default=0)
     if forked:
         return Match(0, forked, forked)
-    named = [one for one in found if one.alike.is_named and one.alike.turns > 1]
+    own = [one for one in found if one.alike.is_named and one.alike.agrees_on_tools]
+    named = [one for one in own if one.alike.turns > 1]
     best = max(named, key=lambda one: one.kept, default=None)
     if best is None:
         return None
@@ -117,7 +121,11 @@ def _matched(new: Tokens, best: _Compared, parts: Sequence[Part], text_of: TextO
     old, kept, number = best.alike.tokens, best.kept, best.alike.number
     if is_whole(old, kept):
         return Match(number, kept, kept)
-    return Match(number, len(old), kept, change_of(old, new, kept, parts, text_of))
+    change = change_of(old, new, kept, parts, text_of)
+    if not best.alike.agrees_on_tools:
+        has_now = any(one.place is Place.TOOLS for one in parts)
+        change = Change(kept, Place.TOOLS, kind=Kind.INSERTED if has_now else Kind.REMOVED)
+    return Match(number, len(old), kept, change)
 
 
 def change_of(

@@ -48,9 +48,9 @@ class LastPrompt(msgspec.Struct, eq=False):
     is shown. whose: 64 bits of what its conversations have in common. turns: how many requests of
     the conversation have been seen. conversation: the number of the conversation's first one.
     older: the number of the conversation's one before, with other tools or another system; 0 for
-    none: clients ask for a title or a summary in between, and go on as before. session: the name
-    of its session, 0 for none. ends: the keys of the ends of its last prompts. names: see
-    `LastPrompts.note_names`.
+    none: clients ask for a title or a summary in between, and go on as before. has_tools: whether
+    it has any, None if that is not known. session: the name of its session, 0 for none. ends: the
+    keys of the ends of its last prompts. names: see `LastPrompts.note_names`.
     """
 
     number: int
@@ -62,6 +62,7 @@ class LastPrompt(msgspec.Struct, eq=False):
     turns: int = 1
     conversation: int = 0
     older: int = 0
+    has_tools: bool | None = None
     session: int = 0
     ends: tuple[int, ...] = ()
     names: tuple[int, ...] = ()

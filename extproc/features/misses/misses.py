@@ -327,7 +327,7 @@ class Misses(Feature):
             last = LastPrompt(0, tokens, turn.sent, client, tenant, older.whose)
             self.prompts.change(last, key, older)
         turn.last = last
-        last.session = names.session or last.session
+        last.session, last.has_tools = names.session or last.session, names.has_tools
         self.prompts.note_names(last, names.all)
 
     def _begin_conversation(self, turn: _Turn, names: Names, whose: int, *, is_known: bool) -> None:
@@ -343,6 +343,7 @@ class Misses(Feature):
         last = LastPrompt(0, turn.prompt.tokens, turn.sent, verdict.client, verdict.tenant, whose)
         turn.last = self.prompts.begin(last, keys[0] if keys else 0)
         verdict.conversation, last.session = last.number, names.session
+        last.has_tools = names.has_tools
         self._note_growth(turn)
         self.prompts.note_names(last, names.all)
 
@@ -457,7 +458,16 @@ def _is_beyond(query: Query) -> bool:
 def _alike(one: LastPrompt, names: Names, found: tuple[LastPrompt, int] | None) -> Alike:
     is_named = bool(names.session) and names.session in one.names
     begun = found[1] if found is not None and found[0] is one else 0
-    return Alike(one.number, one.tokens, is_named=is_named, begun=begun, turns=one.turns)
+    return Alike(
+        one.number,
+        one.tokens,
+        is_named=is_named,
+        begun=begun,
+        turns=one.turns,
+        is_apart=names.are_apart_from(one.session),
+        agrees_on_tools=None in (names.has_tools, one.has_tools)
+        or names.has_tools == one.has_tools,
+    )
 
 
 def _tokens(overlap: Overlap | None) -> int:

@@ -20,10 +20,14 @@ _TENANT_DIGITS = 8
 
 
 class Names(msgspec.Struct, frozen=True):
-    """Names under which a conversation is found: its session's, 0 for none, and its turns'."""
+    """Names under which a conversation is found: its session's, 0 for none, and its turns'.
+
+    has_tools: whether the request has any; None if it was not read.
+    """
 
     session: int = 0
     turns: tuple[int, ...] = ()
+    has_tools: bool | None = None
 
     @property
     def all(self) -> tuple[int, ...]:
@@ -46,7 +50,8 @@ def names_of(parts: Sequence[Part], whose: int, session: str) -> Names:
         for one in parts
         if one.place is Place.TURN and sum(map(len, one.texts)) >= LEAST_CHARACTERS
     ]
-    return Names(named if session else 0, tuple(turns[:NAMING_TURNS]))
+    has_tools = any(one.place is Place.TOOLS for one in parts) if parts else None
+    return Names(named if session else 0, tuple(turns[:NAMING_TURNS]), has_tools)
 
 
 def whose_of(request: RoutingRequest, query: Query) -> int:

@@ -85,6 +85,29 @@ def test_turns_that_were_all_replaced_are_known_by_the_session_alone(is_named: b
     assert match == (Match(9, len(long), len(SYSTEM), change) if is_named else None)
 
 
+def test_prompt_of_another_session_may_have_forked_but_does_not_continue() -> None:
+    alike = [Alike(7, NEW, begun=len(OLD), is_apart=True)]
+    other = prompt(SYSTEM, TURNS[0], "Write a poem. ", *TURNS[1:])
+    found = match_of(other, alike, parts(SYSTEM, *TURNS), text_of)
+    assert found == Match(0, len(OLD), len(OLD))
+    apart = [Alike(7, NEW, is_named=True, turns=2, is_apart=True)]
+    assert match_of(other, apart, parts(SYSTEM, *TURNS), text_of) is None
+
+
+@pytest.mark.parametrize(("has_now", "kind"), [(True, Kind.INSERTED), (False, Kind.REMOVED)])
+def test_request_with_tools_where_there_were_none_or_without_differs_in_these(
+    has_now: bool, kind: Kind
+) -> None:
+    tools = [Part(Place.TOOLS, 0, ("Read", "{}"))] if has_now else []
+    said = [*tools, *parts(SYSTEM + "Tools. ", *TURNS)]
+    new = prompt(SYSTEM + "Tools. ", *TURNS)
+    found = match_of(new, [Alike(7, OLD, agrees_on_tools=False)], said, text_of)
+    assert found == Match(7, len(OLD), len(SYSTEM), Change(len(SYSTEM), Place.TOOLS, kind=kind))
+    replaced = prompt(SYSTEM, "A summary of all. ")
+    named = Alike(7, OLD, is_named=True, turns=2, agrees_on_tools=False)
+    assert match_of(replaced, [named], said, text_of) is None
+
+
 def test_another_system_in_the_same_session_begins_a_conversation() -> None:
     long = prompt("Write titles. " + SYSTEM, *(f"Turn {n} of another kind. " for n in range(30)))
     alike = [Alike(9, long, is_named=True, turns=30)]
