@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from extproc.routing.claims.ends import ASKING_TOKENS
 from kvstate.overlap import Tokens
 
 # So many tokens in a row are looked for in the other prompt.
@@ -23,7 +24,7 @@ FEW_TOKENS = 64
 # If less of the last prompt's rest is found again, it is another conversation's.
 KEPT_SHARE = 0.25
 
-# If less of it is found in a prompt that is shorter, its turns were replaced.
+# If less of it is found in a prompt that is shorter, or not its end, its turns were replaced.
 REPLACED_SHARE = 0.5
 
 # Of what follows a common beginning, so many tokens are looked at.
@@ -62,6 +63,8 @@ class Difference(msgspec.Struct, frozen=True, gc=False):
     kept: the tokens of that. gone, come: how many tokens behind it the old one had, and the new one
     has, until both go on alike; all if they do not. is_moved: whether what begins there in each is
     found later in the other. kept_share: how much of the old one's rest is found in the new one.
+    keeps_end: whether what the old one ends with is found there, as it is if the conversation goes
+    on.
     """
 
     kept: int
@@ -69,6 +72,7 @@ class Difference(msgspec.Struct, frozen=True, gc=False):
     come: int
     is_moved: bool
     kept_share: float
+    keeps_end: bool
 
     @property
     def is_small(self) -> bool:
@@ -83,7 +87,9 @@ def difference(old: Tokens, new: Tokens, kept: int) -> Difference:
     begins_later = _find(rest, older[: WINDOW * _BYTES_PER_TOKEN]) > 0
     was_later = _find(older, rest[: WINDOW * _BYTES_PER_TOKEN]) > 0
     share = _found_share(older, rest)
-    return Difference(kept, gone, come, begins_later and was_later, share)
+    ending = _last(old, kept)[-WINDOW * _BYTES_PER_TOKEN :]
+    keeps_end = not ending or _find(_last(new, kept), ending) >= 0
+    return Difference(kept, gone, come, begins_later and was_later, share, keeps_end)
 
 
 def found_share(old: Tokens, new: Tokens, kept: int) -> float:
@@ -94,6 +100,12 @@ def found_share(old: Tokens, new: Tokens, kept: int) -> float:
 def _behind(tokens: Tokens, kept: int) -> bytes:
     """Returns the bytes of the tokens that follow the first ones."""
     return tokens[kept : kept + MOST_TOKENS].tobytes()
+
+
+def _last(tokens: Tokens, kept: int) -> bytes:
+    """Returns the bytes of the last tokens behind the first ones, but for those that ask."""
+    end = len(tokens) - ASKING_TOKENS
+    return tokens[max(kept, end - MOST_TOKENS) : max(kept, end)].tobytes()
 
 
 def kind_of(
@@ -111,7 +123,8 @@ def kind_of(
     there; otherwise its template did.
     """
     at = seen.kept
-    is_replaced = is_turn and len(new) < len(old) and seen.kept_share < REPLACED_SHARE
+    is_cut = seen.kept_share < REPLACED_SHARE or not seen.keeps_end
+    is_replaced = is_turn and len(new) < len(old) and is_cut
     if seen.is_moved or is_replaced:
         return Kind.MOVED if seen.is_moved else Kind.COMPACTION
     if seen.is_small and not is_written:

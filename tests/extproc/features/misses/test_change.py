@@ -62,6 +62,13 @@ def test_turns_replaced_by_something_shorter_are_a_compaction() -> None:
     assert kind(HEAD + LONG + TAIL, HEAD + "Short: " * 12 + TAIL, is_turn=True) is Kind.COMPACTION
 
 
+def test_compaction_may_keep_most_but_not_the_end() -> None:
+    reminder = "It stays said that all of the rules are to be kept, each of them, always. " * 4
+    old, new = f"{HEAD}asked; {reminder}{LONG[:200]}", f"{HEAD}A summary. {reminder}"
+    assert kind(old, new, is_turn=True) is Kind.COMPACTION
+    assert kind(f"{HEAD}ask. {LONG}", f"{HEAD}told {LONG}", is_turn=True) is Kind.REWRITTEN
+
+
 def test_thinking_that_a_template_leaves_out_is_named() -> None:
     old = f"{HEAD}<think>hm, hm</think>{TAIL}"
     assert kind(old, HEAD + TAIL, is_turn=True) is Kind.THINKING
