@@ -26,8 +26,8 @@ class Judged(NamedTuple):
 
     @property
     def is_right(self) -> bool:
-        """Whether cause and position are right."""
-        return self.cause and self.position
+        """Whether cause, position and kind are right."""
+        return self.cause and self.position and self.kind
 
 
 def judged(verdict: Verdict, truth: Truth, change: Change | None) -> Judged:
@@ -93,13 +93,13 @@ class Score:
 
     @property
     def is_enough(self) -> bool:
-        """Whether cause and position are right in at least nineteen of twenty."""
+        """Whether all three are right in at least nineteen of twenty."""
         return self.right * 20 >= self.turns * 19
 
 
 Scores = Mapping[str, Score]
 
-_HEAD = ("", "turns", "cause", "position", "both", "kind", "all tokens")
+_HEAD = ("", "turns", "cause", "position", "kind", "all three", "all tokens")
 
 
 def table(scores: Scores) -> str:
@@ -110,7 +110,7 @@ def table(scores: Scores) -> str:
 
 
 def _cells(name: str, one: Score) -> tuple[str, ...]:
-    counts = (one.turns, one.cause, one.position, one.right, one.kind, one.tokens)
+    counts = (one.turns, one.cause, one.position, one.kind, one.right, one.tokens)
     return (name, *map(str, counts))
 
 

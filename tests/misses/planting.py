@@ -93,19 +93,20 @@ _BEGAN = datetime(2026, 11, 30, 9, 5, 37, 118_204, UTC)
 _BETWEEN = timedelta(seconds=67, microseconds=341_901)
 
 
-def clock(turns: Turns, number: int, form: int = 0) -> Planted:
-    """A clock at the head of the system prompt; it stands still before the turn."""
+def clock(turns: Turns, number: int, form: int = 0, *, is_last: bool = False) -> Planted:
+    """A clock at the head of the system prompt, or at its end; it stands still before the turn."""
 
     def edit(body: Body, at: int) -> None:
         now = _BEGAN + _BETWEEN * max(0, at - number + 1)
-        holder, key = _system_head(body)
-        holder[key] = f"{CLOCKS[form % len(CLOCKS)](now)}\n\n{holder[key]}"
+        holder, key = _system(body)
+        words = CLOCKS[form % len(CLOCKS)](now)
+        holder[key] = f"{holder[key]}\n\n{words}" if is_last else f"{words}\n\n{holder[key]}"
 
     return Planted(_edited(turns, edit), Change("system", frozenset(), frozenset(("time",))))
 
 
-def _system_head(body: Body) -> tuple[Body, str]:
-    """Returns the place of the first text of the system prompt."""
+def _system(body: Body) -> tuple[Body, str]:
+    """Returns the place of the first text of the system prompt that templates get."""
     if "system" in body:  # its first block is a line that engines drop
         return body["system"][1], "text"
     if "input" in body:

@@ -42,7 +42,8 @@ class Play(NamedTuple):
 
 
 # The names of the conversations into which causes are planted.
-_NAMES = ("fixes", "is asked again", "goes on")
+_LONG = "goes on"
+_NAMES = ("fixes", "is asked again", _LONG)
 
 # What is left of a prompt by an eviction.
 _SHARES = (0.0, 0.5, 0.9)
@@ -63,7 +64,8 @@ _Making = Callable[[Sequence[Asked], int, Random], Planted]
 
 
 def _clock(turns: Sequence[Asked], number: int, rng: Random) -> Planted:
-    return planting.clock(turns, number, rng.randrange(len(planting.CLOCKS)))
+    form, is_last = rng.randrange(len(planting.CLOCKS)), rng.random() < 1 / 3
+    return planting.clock(turns, number, form, is_last=is_last)
 
 
 def _reordered(turns: Sequence[Asked], number: int, rng: Random) -> Planted:
@@ -151,10 +153,10 @@ def proving(seed: int = 62) -> Iterator[Play]:
 
 def _play(client: str, cause: str, make: _Making, number: int, rng: Random) -> Play:
     """Returns the requests around the one in which a cause shows: at most two before, one after."""
-    conversation = renewed(recorded(client)[rng.choice(_NAMES)], number)
+    is_long = cause == COMPACTED  # a summary is shorter than what it replaces
+    conversation = renewed(recorded(client)[_LONG if is_long else rng.choice(_NAMES)], number)
     turns = conversation.turns
-    # what is compacted at once goes on from its first prompt, with one turn instead of another
-    at = rng.randrange(3 if cause == COMPACTED else 1, len(turns) - 1)
+    at = rng.randrange(len(turns) // 2 if is_long else 1, len(turns) - 1)
     planted = make(turns, at, rng)
     first = max(0, at - 2)
     name = f"{cause}, {client}-{number}, turn {at}"

@@ -38,6 +38,12 @@ def test_change_that_is_none_must_not_be_named() -> None:
     assert judged(verdict(cause="", change=None), none, None).is_right
 
 
+def test_kind_must_be_one_that_the_change_may_be_called() -> None:
+    told = verdict()["change"] | {"kind": "rewritten"}
+    one = judged(verdict(change=told), TRUTH, CHANGE)
+    assert (one.cause, one.position, one.kind, one.is_right) == (True, True, False, False)
+
+
 def test_tokens_must_be_the_prompts() -> None:
     assert adds_up(verdict())
     assert not adds_up(verdict(prompt_tokens=99))

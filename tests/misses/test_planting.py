@@ -39,7 +39,7 @@ def test_recorded_conversations_stay_as_they_were(turns: Sequence[Asked]) -> Non
 
 @pytest.mark.parametrize("form", range(len(CLOCKS)))
 def test_clock_stands_still_until_its_turn_and_then_goes(turns: Sequence[Asked], form: int) -> None:
-    planted = bodies(planting.clock(turns, TURN, form).turns)
+    planted = bodies(planting.clock(turns, TURN, form, is_last=bool(form % 2)).turns)
     heads = [json.dumps(body.get("system") or said(body)[0]) for body in planted]
     assert len(set(heads[:TURN])) == 1
     assert len(set(heads[TURN - 1 :])) == len(turns) - TURN + 1
