@@ -461,7 +461,7 @@ def cause(golden: GoldenRequest, ours: Tokens, engines: Tokens, text_of: TextOf)
 
 def _of_given(golden: GoldenRequest) -> str:
     if isinstance(golden.prompt, TokenIds):
-        return "it renders the conversation and ignores kv_transfer_params.prompt_token_ids"
+        return "it renders the conversation and ignores the token ids that come along"
     return ""
 
 

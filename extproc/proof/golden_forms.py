@@ -92,6 +92,7 @@ QUESTIONS: Sequence[FormQuestion] = (
         _USER,
         kv_transfer_params={"prompt_token_ids": [*range(11, 43)]},
     ),
+    _chat("a conversation with input_ids of another text", _USER, input_ids=[*range(11, 43)]),
     _chat("tools that must not be used", _USER, tools=[_TOOL], tool_choice="none"),
     _chat("a conversation with a tool that is deferred", _USER, tools=[_DEFERRED]),
     _chat(

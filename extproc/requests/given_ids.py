@@ -4,7 +4,8 @@ Gateways that tokenize a prompt once hand its ids on so. Source: `_reused_prompt
 renderers/online_renderer.py in each release of vLLM from 0.27.0 to 0.33.0, and
 `drop_prompt_token_ids_with_media` of openai/chat_completion/protocol.py (0.32, 0.33): chat
 completions and messages, and responses but for gpt-oss, read them from `kv_transfer_params`; the
-engine neither truncates them nor adds special tokens. SGLang and earlier releases do not read them.
+engine neither truncates them nor adds special tokens. Earlier releases do not read them; SGLang has
+a field of its own (`sglang_chat`).
 """
 
 from collections.abc import Iterable

@@ -152,8 +152,8 @@ PARTS, ITEMS, FRAME, BILLING, NO_TOOLS, REBUILT = 256, 512, 1024, 2048, 4096, 81
 IN_CODE, DATE, CONVERTED, ASKED = 16384, 32768, 65536, 131072
 CUT, PRINTED, EMPTY_TOOLS, EMPTIED = 262144, 524288, 1048576, 2097152
 TOOL_FIELDS, TOOL_REFERENCES, LEFT_OUT, GIVEN = 4194304, 8388608, 16777216, 33554432
-FRONT_END, EVEN_DAY, ODD_DAY = 67108864, 134217728, 268435456
-BY_RELEASE = 536870912 - 16
+FRONT_END, EVEN_DAY, ODD_DAY, ROLES = 67108864, 134217728, 268435456, 536870912
+BY_RELEASE = 1073741824 - 16
 
 # By turns, so that what is proved on one day proves nothing of the next one.
 DAYS = EVEN_DAY | ODD_DAY
@@ -187,6 +187,7 @@ FORM_NAMES = {
     FRONT_END: "conversations that a Rust front end renders",
     EVEN_DAY: "conversations with the date of a front end's start, on even days",
     ODD_DAY: "conversations with the date of a front end's start, on odd days",
+    ROLES: "conversations with roles that SGLang's own templates refuse",
 }
 AGREED_FORMS = TEXT | CONVERSATION | TOOLS | SWITCHES
 ALL_FORMS = AGREED_FORMS | BY_RELEASE

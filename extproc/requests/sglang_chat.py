@@ -20,9 +20,11 @@ from extproc.requests.prompt import (
     CONVERTED,
     MAX_MESSAGES,
     NULL,
+    ROLES,
     Chat,
     Conversion,
     InferenceRequest,
+    TokenIds,
     answers_in,
     is_filled,
     is_given,
@@ -64,6 +66,10 @@ _PHASES = (None, "commentary", "final_answer")
 _FUNCTION_KEYS = ("description", "name", "parameters", "strict", "defer_loading")
 
 _PLAIN_KEYS = ("role", "content")
+
+# The roles that the engine's own conversation templates know; they refuse all others (0.5.23,
+# generate_chat_conv in srt/parser/conversation.py).
+_PLAIN_ROLES = frozenset(("system", "user", "assistant"))
 
 # Arguments of a template's function that the engine sets itself: given twice, they are an error.
 _SET = frozenset(
@@ -149,7 +155,7 @@ def parse(content: bytes, rules: SglangRules, dialect: Dialect) -> InferenceRequ
         continued = _continued(body.messages[-1])
     answers = answers_in(body.n)
     if is_filled(body.input_ids):
-        ids = token_ids(body.input_ids)
+        ids = TokenIds(token_ids(body.input_ids))
         return InferenceRequest(body.model, [ids], body.cache_salt, answers=answers)
     settings = TemplateSettings(
         tools=printed_tools(body.tools, body.tool_choice, rules, _tools_of(body.messages)),
@@ -163,7 +169,13 @@ def parse(content: bytes, rules: SglangRules, dialect: Dialect) -> InferenceRequ
     chat = conversation(messages, settings, rules, dialect)
     if continued is not None:
         chat = _going_on(chat, continued)
-    return InferenceRequest(body.model, [chat], body.cache_salt, answers=answers)
+    return InferenceRequest(
+        body.model,
+        [chat],
+        body.cache_salt,
+        answers=answers,
+        needs_text=continued is not None,
+    )
 
 
 def _continued(message: dict[str, Any]) -> str:
@@ -259,7 +271,7 @@ def conversation(
         variables,
         has_media=bool(media),
         dialect=dialect,
-        forms=0 if is_alike else CONVERTED,
+        forms=0 if is_alike else CONVERTED | _form_of_roles(turns),
         media=media,
         processor_arguments=arguments_of(settings.media, media) if media else {},
         conversion=Conversion(
@@ -272,11 +284,15 @@ def conversation(
     )
 
 
+def _form_of_roles(turns: Messages) -> int:
+    return 0 if _PLAIN_ROLES.issuperset(turn["role"] for turn in turns) else ROLES
+
+
 def _is_plain(message: dict[str, Any]) -> bool:
     """Returns whether every engine passes a message on unchanged."""
     if tuple(message) != _PLAIN_KEYS or type(message["content"]) is not str:
         return False
-    return message["role"] in ("system", "user", "assistant")
+    return message["role"] in _PLAIN_ROLES
 
 
 def _variables(settings: TemplateSettings, rules: SglangRules) -> tuple[dict[str, Any], bool]:

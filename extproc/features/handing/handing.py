@@ -12,18 +12,23 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 from prometheus_client.registry import Collector
 
-from extproc.base.engine import VLLM
 from extproc.config.schema import Config
 from extproc.config.sections import TokenHandover
 from extproc.features.feature import Feature
 from extproc.features.handing.handing_figures import HandingFigures
-from extproc.features.handing.id_fields import FIELDS, IdField, member_of
+from extproc.features.handing.id_fields import IdField, field_of, member_of
 from extproc.features.handing.judging import is_placed, result_of, traits_of, why_kept
 from extproc.features.router_parts import RouterParts
 from extproc.fleet.records.worker import Worker
 from extproc.fleet.workers import Workers
 from extproc.observing.outcomes import Outcome
-from extproc.proof.samples import DISAGREED, HANDED, SAMPLE, Samples, step_among
+from extproc.proof.samples import (
+    DISAGREED,
+    HANDED,
+    SAMPLE,
+    Samples,
+    step_among,
+)
 from extproc.requests.request import RoutingRequest
 from extproc.routing.decision import Decision
 from extproc.routing.handing import NOT_LIVE, UNPROVED, Handing
@@ -66,7 +71,8 @@ class HandTokens(Feature):
             return Handing(kept)
         path = request.head.path
         members = list(self._members(query.model))
-        unproved = self._unproved(members, query.forms, FIELDS[path])
+        field = self._field_of(decision.worker, path)
+        unproved = self._unproved(members, query.forms, path, field)
         if unproved:
             return Handing(UNPROVED, worker=unproved)
         named = frozenset(decision.pick)
@@ -75,29 +81,25 @@ class HandTokens(Feature):
                 return Handing(NOT_LIVE, worker=worker.name)
         return self._step(decision, query, members, traits_of(query.forms, path, query.lora))
 
+    def _field_of(self, worker: str, path: str) -> IdField | None:
+        record = self._workers.records.get(worker)
+        return None if record is None else field_of(record.engine, path)
+
     def _members(self, model: str | None) -> Iterator[Worker]:
         """Yields the workers that the proxy may choose for a model, however they are now."""
         model_of = self._workers.candidates.model_of
         return (one for one in self._workers.records.values() if model_of(one) in (model, None))
 
-    def _unproved(self, members: Iterable[Worker], forms: int, field: IdField) -> str:
-        """Returns the name of a worker that may not get ids, "" if there is none."""
-        wanted, has_proved = forms | field.form, self._proofs.has_proved
+    def _unproved(
+        self, members: Iterable[Worker], forms: int, path: str, field: IdField | None
+    ) -> str:
+        """Returns the name of a worker that may not get ids in this field, "" if there is none."""
+        wanted, has_proved = forms | (0 if field is None else field.forms), self._proofs.has_proved
         for worker in members:
-            if not has_proved(worker.name, wanted) or not (field.form or self._takes_ids(worker)):
+            takes = field_of(worker.engine, path)
+            if takes is None or takes != field or not has_proved(worker.name, wanted):
                 return worker.name
         return ""
-
-    def _takes_ids(self, worker: Worker) -> bool:
-        """Returns whether a worker is known to take a prompt of ids as it takes a text.
-
-        A Rust front end refuses a body in which a member stands twice.
-        """
-        dialect = self._workers.candidates.dialect_of(worker)
-        engine = worker.engine
-        if dialect is None or engine is None:
-            return False
-        return engine.name == VLLM and not dialect.is_rust
 
     def _step(
         self, decision: Decision, query: Query, members: Sequence[Worker], traits: Sequence[str]
@@ -127,10 +129,11 @@ class HandTokens(Feature):
         handing = decision.handing
         if handing is None or handing.tokens is None:
             return b""
+        field = self._field_of(decision.worker, path)
         has_parts = decision.prefill is not None or decision.source is not None
-        if has_parts and FIELDS[path].form:  # in the field in which the parts are told
+        if field is None or (has_parts and field.holds_legs):
             return b""
-        return member_of(path, handing.tokens)
+        return member_of(field, handing.tokens)
 
     def note_end(
         self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_sent: bool
@@ -146,8 +149,7 @@ class HandTokens(Feature):
         result = result_of(outcome, handing.prompt_tokens, is_sample=is_sample)
         if not is_sample and result != DISAGREED:
             return
-        says = _disagreement(outcome, handing.prompt_tokens)
-        every = self._rules.sample_every
+        says, every = _disagreement(outcome, handing.prompt_tokens), self._rules.sample_every
         if handing.samples.note_result(result, handing.traits, every, handing.start, says):
             log.warning(
                 "worker %s: token ids no longer go with requests until it starts anew: %s",

@@ -6,7 +6,7 @@ Whether its workers may get ids is another matter: `extproc.features.handing.han
 from collections.abc import Sequence
 from functools import lru_cache
 
-from extproc.features.handing.id_fields import FIELDS
+from extproc.features.handing.id_fields import PATHS
 from extproc.observing.outcomes import Outcome
 from extproc.proof.samples import AGREED, DISAGREED, UNKNOWN
 from extproc.requests.prompt import ASKED, IN_CODE, names_of
@@ -70,7 +70,7 @@ def _why_unwritten(
         (FEW, not least <= len(query.prompts[0].tokens) <= MAX_TOKENS),
         (TEXT, query.needs_text),
         (UNPROVED, query.forms & _UNTRIED),
-        (API, request.head.path not in FIELDS),
+        (API, request.head.path not in PATHS),
         (DIFFERS, query.variants),
         (LEGS, has_parts and not writes_legs),
         (BODY, request.body is None),

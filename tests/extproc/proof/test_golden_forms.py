@@ -72,7 +72,7 @@ def test_engine_that_renders_a_conversation_with_ids_is_told_so() -> None:
     rendered = tokenizer().encode(Text("hello", add_special_tokens=False))
     refuted = verdicts([(own, rendered)], tokenizer().text_of, 0)[GIVEN]
     assert refuted.is_same is False
-    assert "ignores kv_transfer_params.prompt_token_ids" in refuted.reason
+    assert "ignores the token ids that come along" in refuted.reason
 
 
 def test_request_that_a_release_refuses_is_not_asked() -> None:

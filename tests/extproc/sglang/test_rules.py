@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from extproc.base.engine import SGLANG, Engine, PromptArguments, Release
 from extproc.base.errors import RequestError
 from extproc.requests.dialect import Dialect, dialect_of, model_dialects
-from extproc.requests.prompt import CONVERTED, Chat
+from extproc.requests.prompt import CONVERTED, GIVEN, ROLES, Chat, TokenIds, forms_of
 from extproc.requests.request import parse
 from extproc.requests.sglang_fields import as_read
 from extproc.requests.sglang_responses import decoded_state
@@ -240,8 +240,15 @@ def test_request_is_refused_with_its_reason(path: str, body: dict[str, Any], rea
 def test_token_ids_replace_the_conversation() -> None:
     body = msgspec.json.encode({"messages": [USER], "input_ids": [1, 2]})
     (ids,) = parse(CHAT, body, lambda _: dialect()).prompts
-    assert not isinstance(ids, Chat)
-    assert list(ids) == [1, 2]  # type: ignore[arg-type]
+    assert isinstance(ids, TokenIds)
+    assert (list(ids.ids), forms_of(ids)) == ([1, 2], GIVEN)
+
+
+@pytest.mark.parametrize(("role", "form"), [("tool", ROLES), ("user", 0), ("developer", ROLES)])
+def test_turn_that_the_engines_own_templates_refuse_is_a_form(role: str, form: int) -> None:
+    body = {"messages": [{"role": role, "content": [{"type": "text", "text": "hi"}]}, USER]}
+    (made,) = parse(CHAT, msgspec.json.encode(body), lambda _: dialect()).prompts
+    assert forms_of(made) & ROLES == form
 
 
 def test_developer_content_of_any_shape_is_labelled() -> None:

@@ -39,7 +39,7 @@ def prompt_of(case: Case) -> Any:
 def rendered(case: Case, template: ChatTemplate) -> object:
     prompt = prompt_of(case)
     if isinstance(prompt, str) or not hasattr(prompt, "messages"):
-        return prompt if isinstance(prompt, str) else [*prompt]
+        return prompt if isinstance(prompt, str) else str([*prompt.ids])
     try:
         return template.render(prompt)[0] + prompt.conversion.continued
     except RequestError as error:

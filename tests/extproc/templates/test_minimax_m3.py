@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.base.errors import RequestError
-from extproc.requests.prompt import CONVERTED, Chat, Conversion
+from extproc.requests.prompt import CONVERTED, ROLES, Chat, Conversion
 from extproc.requests.request import parse
 from extproc.templates.chat_template import ChatTemplate
 from extproc.templates.minimax_m3 import MODEL_TYPE, check_pairs, in_call_order, with_thinking
@@ -135,14 +135,14 @@ TURNS = [USER, calls("a", "b"), result("b"), result("a"), USER]
     ],
 )
 def test_release_and_type_of_the_model_decide(patch: int, kind: str, text: str) -> None:
-    assert render(CHAT, {"messages": TURNS}, patch, kind) == (text, CONVERTED)
+    assert render(CHAT, {"messages": TURNS}, patch, kind) == (text, CONVERTED | ROLES)
 
 
 def test_model_of_unknown_type_is_refused_what_would_be_changed() -> None:
     with pytest.raises(RequestError, match="unsupported_by_engine"):
         render(CHAT, {"messages": TURNS}, kind="")
     assert render(CHAT, {"messages": [USER]}, kind="") == ("hi; ", 0)
-    assert render(CHAT, {"messages": TURNS}, 22, kind="")[1] == CONVERTED
+    assert render(CHAT, {"messages": TURNS}, 22, kind="")[1] == CONVERTED | ROLES
 
 
 def test_thinking_that_a_chat_completion_asks_for_needs_proof() -> None:
@@ -154,7 +154,7 @@ def test_thinking_that_a_chat_completion_asks_for_needs_proof() -> None:
 def test_calls_are_checked_in_all_apis_but_responses() -> None:
     asked = {"type": "message", "role": "user", "content": "hi"}
     output = {"type": "function_call_output", "call_id": "d", "output": "x"}
-    assert render(RESPONSES, {"input": [asked, output, asked]}) == ("hi;x;hi; ", CONVERTED)
+    assert render(RESPONSES, {"input": [asked, output, asked]}) == ("hi;x;hi; ", CONVERTED | ROLES)
     stray = {"type": "tool_result", "tool_use_id": "d", "content": "x"}
     with pytest.raises(RequestError, match="bad_request"):
         render(MESSAGES, {"messages": [{"role": "user", "content": [stray]}]})

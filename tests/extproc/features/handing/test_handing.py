@@ -8,30 +8,39 @@ from msgspec.structs import replace
 
 from extproc.config.reader import parse
 from extproc.features.handing.handing import HandTokens
+from extproc.features.handing.id_fields import PATHS
 from extproc.fleet.workers import Workers
 from extproc.observing.outcomes import Outcome
 from extproc.observing.usage import Usage
 from extproc.proof.samples import HANDED, SAMPLE, Samples
+from extproc.requests.prompt import ALL_FORMS
 from extproc.requests.request import CHAT_PATH, PLAIN_REQUEST, Head
 from extproc.routing.decision import Decision, PullSource
-from extproc.routing.handing import FEW, UNPROVED, Handing
+from extproc.routing.handing import FEW, NOT_LIVE, UNPROVED, Handing
 from extproc.routing.inputs.query import Query
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Prompt
 from tests.extproc.admin.decisions import decided
 from tests.extproc.serving.routers import of
 
-CONFIG = "models: [{name: m}]\nworkers: [{endpoint: 'a:1'}]\n"
+ENGINE = "engine: {name: %s, version: '%s'}"
+CONFIG = "models: [{name: m}]\nworkers: [{endpoint: 'a:1', %s}, {endpoint: 'b:1', %s}]\n"
+VLLM, SGLANG = ENGINE % ("vllm", "0.33.0"), ENGINE % ("sglang", "0.5.23")
 PROMPT = Prompt("m", array("I", range(5000)))
 REQUEST = replace(PLAIN_REQUEST, head=Head("POST", CHAT_PATH, None), body=b"{}", reason="")
 COUNTED = Outcome("m", "a:1", False, 200, 0.1, 5000, 0, Usage(5001, 0, "prompt", 1), True)
 
 
-@pytest.fixture
-def feature() -> HandTokens:
-    config = parse(CONFIG, "c")
+def before(first: str, second: str) -> HandTokens:
+    """The feature before two workers of these engines."""
+    config = parse(CONFIG % (first, second), "c")
     workers = Workers(config, FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
     return HandTokens(config.policy.hand_tokens, workers, writes_legs=True)
+
+
+@pytest.fixture
+def feature() -> HandTokens:
+    return before(VLLM, VLLM)
 
 
 def with_ids(samples: Samples, outcome: str = HANDED) -> Decision:
@@ -67,6 +76,23 @@ def test_ids_are_written_where_no_other_worker_has_a_part(feature: HandTokens) -
     assert feature.extend(pulls, "/v1/completions").startswith(b'"prompt":[0')
 
 
+def test_sglang_gets_ids_in_a_field_of_its_own() -> None:
+    made = with_ids(Samples())
+    assert before(SGLANG, SGLANG).extend(made, CHAT_PATH).startswith(b'"input_ids":[0')
+    assert before(SGLANG, SGLANG).extend(made, "/v1/messages") == b""
+
+
+@pytest.mark.parametrize("path", sorted(PATHS))
+def test_engines_of_two_kinds_get_no_ids(path: str) -> None:
+    feature = before(SGLANG, VLLM)
+    for record in feature._workers.records.values():
+        record.proof.restore(ALL_FORMS, 0.0)
+    request = replace(REQUEST, head=Head("POST", path, None))
+    made = feature.dress(decided(), request, Query("m", [PROMPT], forms=2)).handing
+    assert made is not None
+    assert made.outcome == (NOT_LIVE if path == "/v1/completions" else UNPROVED)
+
+
 def test_request_that_is_over_keeps_no_ids(feature: HandTokens) -> None:
     made = with_ids(Samples())
     feature.note_end(made, None, is_booked=True, is_sent=False)
@@ -90,7 +116,8 @@ def test_count_that_disagrees_is_logged_once(
 
 def test_feature_is_made_only_if_it_is_enabled() -> None:
     enabled = "accounting: {responses: usage}\npolicy: {hand_tokens: {enabled: true}}"
-    for text, count in ((CONFIG, 0), (CONFIG + enabled, 1)):
+    given = CONFIG % (VLLM, VLLM)
+    for text, count in ((given, 0), (given + enabled, 1)):
         one = of(text)
         assert len(one.hooks.extend) == count
         one.router.close()
