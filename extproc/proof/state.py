@@ -51,6 +51,7 @@ from extproc.requests.prompt import (
     DATE,
     DAYS,
     FORM_NAMES,
+    GIVEN,
     TEXT,
     forms_to_blame,
 )
@@ -247,9 +248,10 @@ class TokenProof:
 
     worker: its name. compared: how many golden requests were compared; is_asked: whether any are.
     reason: one that was not, and the reason. findings: those of live requests, by result. refuted,
-    doubted, proved: the forms that are. feed_tally: whether its feed told of the last prompts that
-    it answered. predictions: how those for it came out. samples: of requests to it that would get
-    the ids of their prompts.
+    doubted, proved: the forms that are; differing: the refuted ones whose ids the engine makes
+    itself, so not GIVEN: where that is refuted, only ids that come along are not taken. feed_tally:
+    whether its feed told of the last prompts that it answered. predictions: how those for it came
+    out. samples: of requests to it that would get the ids of their prompts.
     """
 
     def __init__(self, worker: str = "") -> None:
@@ -259,7 +261,7 @@ class TokenProof:
         self.is_asked = False
         self.reason = ""
         self.findings = Counter(dict.fromkeys(FINDINGS, 0))
-        self.refuted = self.doubted = self.proved = 0
+        self.refuted = self.differing = self.doubted = self.proved = 0
         self.feed_tally = Tally(SILENT_PROMPTS, HEARD_PROMPTS)
         self.predictions = RecurringCause()
         self.samples = Samples()
@@ -373,7 +375,7 @@ class TokenProof:
 
         If no conversation is keyed here, texts count instead of conversations.
         """
-        for marked in (self.refuted, self.doubted):
+        for marked in (self.differing, self.doubted):
             if marked:
                 return self.state_of(next(_each(marked)))
         known = self.state_of(CONVERSATION if self._keyed & CONVERSATION else TEXT)
@@ -422,6 +424,7 @@ class TokenProof:
                 self.refuted |= form
             elif one.is_doubted:
                 self.doubted |= form
+        self.differing = self.refuted & ~GIVEN
 
 
 def _unproved(form: int) -> FormProof:

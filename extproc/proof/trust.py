@@ -354,9 +354,9 @@ class Proofs:
                 yield Fault("predictions-wrong", f"worker {proof.worker}", says)
 
     def differs(self, worker: str) -> bool:
-        """Returns whether a worker's tokens are refuted for any form."""
+        """Returns whether a worker makes other tokens for any form."""
         record = self._records.get(worker)
-        return record is not None and bool(record.proof.refuted)
+        return record is not None and bool(record.proof.differing)
 
     def status(self, worker: str) -> dict[str, Any]:
         """Returns the state of a worker's tokens, as GET /workers shows it."""

@@ -174,7 +174,7 @@ class Verifying:
     def _pause_after(self, proof: TokenProof) -> float:
         times = self._times
         least, a_worker = times.tokens_again_seconds, times.tokens_again_spread_seconds
-        if proof.refuted:
+        if proof.differing:
             least, a_worker = times.tokens_different_seconds, times.tokens_different_spread_seconds
         return max(least, a_worker * len(self._table)) * (0.9 + 0.2 * self._chance())
 
@@ -269,7 +269,7 @@ class Verifying:
         """
         name, dialect, is_any_sent = worker.name, worker.golden_questions.dialect, False
         for own in not_shown:
-            if dialect is None or worker.proof.refuted or worker.proof.is_proved(own.forms):
+            if dialect is None or worker.proof.differing or worker.proof.is_proved(own.forms):
                 continue
             size = self._proofs.block_size(name) or USUAL_BLOCK_SIZE
             nonce = int(self._chance() * _NONCES)
@@ -340,7 +340,7 @@ class Verifying:
                 model,
                 worker.name,
                 known.reason,
-                ", ".join(names_of(proof.refuted)),
+                ", ".join(names_of(proof.differing)),
             )
         else:
             log.info(

@@ -26,6 +26,7 @@ from extproc.requests.prompt import (
     CUT,
     EFFORT,
     FORM_NAMES,
+    GIVEN,
     REASONING,
     TOOLS,
     forms_to_blame,
@@ -251,6 +252,15 @@ def test_golden_requests_that_are_not_compared_leave_what_was_compared() -> None
     assert proof.is_shown(TOOLS)
     proof.uncompared("status 404", 3.0, for_now=False)
     assert (proof.reason, proof.summary.proof) == ("status 404", Proof.UNPROVED)
+
+
+def test_engine_that_takes_no_ids_makes_the_same_tokens_itself() -> None:
+    forms = dict.fromkeys(FORM_NAMES, SAME) | {GIVEN: DIFFERENT}
+    proof = TokenProof("w")
+    proof.compare(Comparison(3, forms), 0.0)
+    assert (proof.refuted, proof.differing, proof.state_text) == (GIVEN, 0, "proved")
+    proof.compare(Comparison(3, forms | {TOOLS: DIFFERENT}), 1.0)
+    assert (proof.refuted, proof.differing, proof.state_text) == (GIVEN | TOOLS, TOOLS, "refuted")
 
 
 def test_other_model_begins_anew() -> None:
