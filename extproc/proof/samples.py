@@ -5,6 +5,10 @@ ids go with a request only as long as samples of its traits agree: the first req
 goes without, and then one of so many. What its engine counts is compared with the ids here. The
 first disagreement ends it for the worker, until that starts anew.
 
+Counts miss other ids of equal number. Those show in what the engine reuses: of a conversation that
+went with ids before, it finds fewer of the blocks that it is known to hold. It may have lost them
+in between, so this only has golden requests asked at once; until they agree, nothing is proved.
+
 A trait is a form of prompts, an API, or an adapter: what an engine may read in its own way. So few
 are known that they are bounded by the configuration.
 
@@ -14,6 +18,7 @@ are known that they are bounded by the configuration.
     sample      a trait has not agreed, or is due     agrees: so many more may be handed
                                                       disagrees: refuted
                                                       shows nothing: the next one is a sample
+                                                      finds fewer: as if the worker started anew
     refuted     anything disagreed since the start    nothing, until the worker starts anew
 """
 
@@ -25,8 +30,8 @@ from typing import Any
 HANDED, SAMPLE, REFUTED = "handed", "sample", "refuted"
 
 # What a sample shows; a request with ids can only disagree, since its engine counts these ids.
-AGREED, DISAGREED, UNKNOWN = "agreed", "disagreed", "unknown"
-RESULTS = (AGREED, DISAGREED, UNKNOWN)
+AGREED, DISAGREED, UNKNOWN, FEWER = "agreed", "disagreed", "unknown", "found_fewer"
+RESULTS = (AGREED, DISAGREED, UNKNOWN, FEWER)
 
 
 class Samples:

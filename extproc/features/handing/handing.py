@@ -24,6 +24,7 @@ from extproc.fleet.workers import Workers
 from extproc.observing.outcomes import Outcome
 from extproc.proof.samples import (
     DISAGREED,
+    FEWER,
     HANDED,
     SAMPLE,
     Samples,
@@ -146,7 +147,8 @@ class HandTokens(Feature):
         if not is_sent:
             return
         is_sample = handing.outcome == SAMPLE
-        result = result_of(outcome, handing.prompt_tokens, is_sample=is_sample)
+        block_tokens = self._proofs.block_size(decision.worker) or 0
+        result = result_of(outcome, handing.prompt_tokens, block_tokens, is_sample=is_sample)
         if not is_sample and result != DISAGREED:
             return
         says, every = _disagreement(outcome, handing.prompt_tokens), self._rules.sample_every
@@ -156,6 +158,10 @@ class HandTokens(Feature):
                 decision.worker,
                 says,
             )
+        record = self._workers.records.get(decision.worker)
+        if result == FEWER and record is not None and handing.start == handing.samples.start:
+            log.info("worker %s: a sample found fewer blocks than it holds", decision.worker)
+            self._workers.engines.note_restart(record)
 
 
 def _disagreement(outcome: Outcome | None, tokens: int) -> str:

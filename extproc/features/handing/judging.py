@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from extproc.features.handing.id_fields import PATHS
 from extproc.observing.outcomes import Outcome
-from extproc.proof.samples import AGREED, DISAGREED, UNKNOWN
+from extproc.proof.samples import AGREED, DISAGREED, FEWER, UNKNOWN
 from extproc.requests.prompt import ASKED, IN_CODE, names_of
 from extproc.requests.prompt import GIVEN as GIVEN_FORM
 from extproc.requests.request import RoutingRequest
@@ -85,11 +85,12 @@ def traits_of(forms: int, path: str, adapter: str | None) -> Sequence[str]:
     return tuple(found if adapter is None else [*found, f"adapter {adapter}"])
 
 
-def result_of(outcome: Outcome | None, tokens: int, *, is_sample: bool) -> str:
-    """Returns what the count of an engine shows of a request's ids; only a sample can agree.
+def result_of(outcome: Outcome | None, tokens: int, block_tokens: int, *, is_sample: bool) -> str:
+    """Returns what the counts of an engine show of a request's ids; only a sample can agree.
 
-    Messages report a count in parts, and releases disagree on whether these overlap. tokens: of its
-    only prompt.
+    Messages report a count in parts, and releases disagree on whether these overlap. Of what the
+    worker certainly held, the last block may be computed again. tokens: of its only prompt.
+    block_tokens: of a block of its worker.
     """
     counted = _counted(outcome)
     if outcome is None or counted is None:
@@ -99,7 +100,11 @@ def result_of(outcome: Outcome | None, tokens: int, *, is_sample: bool) -> str:
     counts = (counted, counted - cached) if is_in_parts else (counted,)
     if tokens not in counts:
         return DISAGREED
-    return AGREED if is_sample else UNKNOWN
+    if not is_sample:
+        return UNKNOWN
+    has_report = outcome.reported.cached_tokens is not None
+    is_missed = has_report and outcome.predicted_tokens - cached > block_tokens
+    return FEWER if is_missed else AGREED
 
 
 def _counted(outcome: Outcome | None) -> int | None:

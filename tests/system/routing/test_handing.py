@@ -149,6 +149,37 @@ async def test_engine_that_tokenizes_otherwise_is_noticed_by_the_next_sample(
         await until(lambda: _is_told(system), "a fault tells of it")
 
 
+async def test_other_ids_of_equal_number_are_noticed_by_the_next_sample(
+    given: list[list[int] | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with handing() as system:
+        for _ in range(2):
+            await asked(system, 0)
+        of_chat = ModelTokens.of_chat
+
+        def upgraded(*given: Any, **named: Any) -> list[int]:
+            first, *rest = of_chat(*given, **named)
+            return [first + 1, *rest]
+
+        monkeypatch.setattr(ModelTokens, "of_chat", upgraded)
+        given.clear()
+        for _ in range(EVERY):
+            await asked(system, 0)
+        assert [ids is not None for ids in given] == [True] * (EVERY - 2) + [False] * 2
+        (worker,) = await system.status()
+        assert worker["tokens"]["samples"]["found_fewer"] == 1
+        await until(lambda: _is_refuted(system), "golden requests show the other ids")
+        given.clear()
+        for number in range(10):
+            await asked(system, number)
+        assert given == [None] * 10
+
+
+async def _is_refuted(system: System) -> bool:
+    (worker,) = await system.status()
+    return bool(worker["tokens"]["state"] == "refuted")
+
+
 async def _is_told(system: System) -> bool:
     async with system.session.get(f"{system.admin}/faults") as response:
         return "handover-refuted" in await response.text()
@@ -171,6 +202,7 @@ async def test_worker_that_ignores_ids_gets_none_and_neither_do_others(
         for number in range(6):
             await asked(system, number)
         assert given == [None] * 6
+        assert [one["tokens"]["state"] for one in await system.status()] == ["proved"] * 2
         explained = await system.explain(chat(long_text("explained")))
         assert explained["token_ids"]["outcome"] == "unproved"
         assert system.workers[1].endpoint in explained["token_ids"]["why"]

@@ -12,8 +12,8 @@ from extproc.features.handing.id_fields import PATHS
 from extproc.fleet.workers import Workers
 from extproc.observing.outcomes import Outcome
 from extproc.observing.usage import Usage
-from extproc.proof.samples import HANDED, SAMPLE, Samples
-from extproc.requests.prompt import ALL_FORMS
+from extproc.proof.samples import FEWER, HANDED, SAMPLE, Samples
+from extproc.requests.prompt import ALL_FORMS, CONVERSATION
 from extproc.requests.request import CHAT_PATH, PLAIN_REQUEST, Head
 from extproc.routing.decision import Decision, PullSource
 from extproc.routing.handing import FEW, NOT_LIVE, UNPROVED, Handing
@@ -112,6 +112,23 @@ def test_count_that_disagrees_is_logged_once(
             feature.note_end(made, COUNTED, is_booked=True, is_sent=True)
     assert samples.refuted == "its engine counted 5001 tokens in a prompt of 5000"
     assert caplog.text.count("token ids no longer go with requests") == 1
+
+
+def test_sample_that_finds_fewer_blocks_proves_nothing_until_golden_requests_agree(
+    feature: HandTokens,
+) -> None:
+    record = feature._workers.records["b:1"]
+    record.proof.restore(ALL_FORMS, 0.0)
+    made, samples = with_ids(record.proof.samples, SAMPLE), record.proof.samples
+    missed = COUNTED._replace(reported=Usage(5000, 0, "prompt", 1), predicted_tokens=4096)
+    starts = [samples.start]
+    for _ in range(2):  # the second one was sent before the first one was noticed
+        feature.note_end(made, missed, is_booked=True, is_sent=True)
+        starts.append(samples.start)
+    assert starts[0] < starts[1] == starts[2]
+    assert samples.refuted == ""
+    assert not record.proof.is_proved(CONVERSATION)
+    assert samples.results == {FEWER: 1}
 
 
 def test_feature_is_made_only_if_it_is_enabled() -> None:

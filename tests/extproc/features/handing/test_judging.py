@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from extproc.features.handing.judging import is_placed, result_of, traits_of, why_kept
 from extproc.observing.outcomes import Outcome
 from extproc.observing.usage import Usage
-from extproc.proof.samples import AGREED, DISAGREED, HANDED, UNKNOWN
+from extproc.proof.samples import AGREED, DISAGREED, FEWER, HANDED, UNKNOWN
 from extproc.requests.prompt import CONVERSATION, IN_CODE, TOOLS
 from extproc.requests.prompt import GIVEN as GIVEN_FORM
 from extproc.requests.request import CHAT_PATH, PLAIN_REQUEST, Head
@@ -112,11 +112,14 @@ COUNTED = Usage(100, 64, "prompt", 4)
         (UNKNOWN, Usage()),
         (AGREED, Usage(164, 64, "messages", 4)),  # parts that overlap
         (AGREED, Usage(100, None, "messages", 4)),
+        (AGREED, Usage(100, 48, "prompt", 4)),  # a block less
+        (FEWER, Usage(100, 32, "prompt", 4)),
+        (AGREED, Usage(100, None, "prompt", 4)),
         (DISAGREED, Usage(101, 64, "messages", 4)),
     ],
 )
 def test_count_of_a_sample_agrees_or_not(result: str, reported: Usage) -> None:
-    assert result_of(outcome(reported), 100, is_sample=True) == result
+    assert result_of(outcome(reported), 100, 16, is_sample=True) == result
 
 
 @pytest.mark.parametrize(
@@ -128,10 +131,10 @@ def test_count_of_a_sample_agrees_or_not(result: str, reported: Usage) -> None:
     ],
 )
 def test_answer_of_another_kind_shows_nothing(changes: dict[str, Any]) -> None:
-    assert result_of(outcome(COUNTED, **changes), 100, is_sample=True) == UNKNOWN
+    assert result_of(outcome(COUNTED, **changes), 100, 16, is_sample=True) == UNKNOWN
 
 
 def test_request_with_ids_can_only_disagree() -> None:
-    assert result_of(outcome(COUNTED), 100, is_sample=False) == UNKNOWN
-    assert result_of(outcome(Usage(9, 0, "prompt")), 100, is_sample=False) == DISAGREED
-    assert result_of(None, 100, is_sample=True) == UNKNOWN
+    assert result_of(outcome(COUNTED), 100, 16, is_sample=False) == UNKNOWN
+    assert result_of(outcome(Usage(9, 0, "prompt")), 100, 16, is_sample=False) == DISAGREED
+    assert result_of(None, 100, 16, is_sample=True) == UNKNOWN
