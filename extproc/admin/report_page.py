@@ -120,6 +120,8 @@ def table(window: Mapping[str, Any]) -> Iterator[Line]:
     )
     yield line("prompt tokens", lambda side: f"{side['prompt_tokens']:,}")
     yield line("  computed", lambda side: f"{side['computed_tokens']:,}")
+    if any(side["handed_tokens"] for side in sides):
+        yield line("  handed over as ids", lambda side: f"{side['handed_tokens']:,}")
     yield line("  mean per request", lambda side: _number(side["mean_prompt_tokens"]))
     yield line("cached tokens known from", _reported)
     for name in QUANTILES:

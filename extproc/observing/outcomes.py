@@ -68,7 +68,8 @@ class Outcome(NamedTuple):
     placed it considers what workers hold. is_streamed: whether the answer came in events. forms:
     the forms of the request. media: that of the request, None without any. names_rank: whether the
     request named a rank. of_class: the name of its class, "" without classes. fetch: what the
-    worker could fetch of the prompt.
+    worker could fetch of the prompt. handed_tokens: how many ids of the prompt went with it, which
+    its engine need not make then.
     """
 
     model: str
@@ -92,6 +93,7 @@ class Outcome(NamedTuple):
     names_rank: bool = False
     of_class: str = ""
     fetch: Fetch | None = None
+    handed_tokens: int = 0
 
     @property
     def loaded_tokens(self) -> int | None:
@@ -621,6 +623,7 @@ class Account:
             names_rank=decision.rank is not None and decision.is_steered,
             of_class="" if decision.of_class is None else decision.of_class.name,
             fetch=basis.fetches.get(worker),
+            handed_tokens=0 if decision.handing is None else decision.handing.handed_tokens,
         )
 
     def _certain_tokens_of(self, worker: str) -> int:

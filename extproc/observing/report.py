@@ -61,7 +61,8 @@ class Side(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     known, here or by the engine's report. reported: those of them whose cached tokens the engine
     reported; for the rest, the prediction counts. saved_seconds: the time that the workers would
     have taken to compute the cached tokens. first_bytes: requests by the bucket of their time to
-    the first byte. workers: requests by the hash of the worker's name.
+    the first byte. workers: requests by the hash of the worker's name. handed_tokens: of prompts
+    whose ids went with them, so that no engine made them.
     """
 
     requests: Count = 0
@@ -75,6 +76,7 @@ class Side(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     saved_seconds: Annotated[float, Meta(ge=0, le=float(_MOST))] = 0.0
     first_bytes: Annotated[dict[Bucket, Count], Meta(max_length=BUCKETS)] = {}
     workers: Annotated[dict[Count, Count], Meta(max_length=MAX_WORKERS)] = {}
+    handed_tokens: Count = 0
 
     def add(self, other: "Side") -> None:
         """Adds the requests of another side."""
@@ -87,6 +89,7 @@ class Side(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         self.prompt_tokens += other.prompt_tokens
         self.cached_tokens += other.cached_tokens
         self.saved_seconds += other.saved_seconds
+        self.handed_tokens += other.handed_tokens
         for bucket, count in other.first_bytes.items():
             self.first_bytes[bucket] = self.first_bytes.get(bucket, 0) + count
         for worker, count in other.workers.items():
@@ -117,6 +120,7 @@ class Side(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
             self._count_answered(outcome, tokens_per_second)
 
     def _count_answered(self, outcome: Outcome, tokens_per_second: float) -> None:
+        self.handed_tokens += outcome.handed_tokens
         seconds = outcome.ttft_seconds
         if seconds is not None:
             bucket, times = bucket_of(seconds), self.first_bytes

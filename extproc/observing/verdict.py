@@ -173,6 +173,7 @@ def _figures(sides: Sides, which: int, share: Estimate | None) -> dict[str, Any]
         "prompt_tokens": side.prompt_tokens,
         "cached_tokens": side.cached_tokens,
         "computed_tokens": side.prompt_tokens - side.cached_tokens,
+        "handed_tokens": side.handed_tokens,
         "mean_prompt_tokens": round(side.prompt_tokens / side.known, 1) if side.known else None,
         "cached_share": share and share.as_json(),
         "first_byte_seconds": _estimates_as_json(times),

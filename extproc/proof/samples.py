@@ -37,15 +37,16 @@ RESULTS = (AGREED, DISAGREED, UNKNOWN, FEWER)
 class Samples:
     """What samples have shown of one worker.
 
-    refuted: what disagreed, in words; "" if nothing did. start: how often the worker started anew;
-    what was sent before says nothing of it. results: of all samples, by what they showed.
+    refuted: what disagreed, in words; "" if nothing did. handed_requests, handed_tokens: how many
+    requests ids went with, and how many ids. start: how often the worker started anew; what was
+    sent before says nothing of it. results: of all samples, by what they showed.
     """
 
-    __slots__ = ("_left", "refuted", "results", "start")
+    __slots__ = ("_left", "handed_requests", "handed_tokens", "refuted", "results", "start")
 
     def __init__(self) -> None:
         self.refuted = ""
-        self.start = 0
+        self.start = self.handed_requests = self.handed_tokens = 0
         self.results: Counter[str] = Counter()
         self._left: dict[str, int] = {}  # how many may be handed before a trait's next sample
 
@@ -62,8 +63,10 @@ class Samples:
         left = self._left
         return HANDED if all(left.get(trait, 0) > 0 for trait in traits) else SAMPLE
 
-    def note_handed(self, traits: Iterable[str]) -> None:
-        """Notes that ids go with a request of some traits, all of which may be handed."""
+    def note_handed(self, traits: Iterable[str], tokens: int) -> None:
+        """Notes that so many ids go with a request of some traits, all of which may be handed."""
+        self.handed_requests += 1
+        self.handed_tokens += tokens
         for trait in traits:
             self._left[trait] -= 1
 
@@ -88,7 +91,8 @@ class Samples:
 
     def as_json(self) -> dict[str, Any]:
         """Returns its fields for GET /workers."""
-        return {"refuted": self.refuted, "traits": sorted(self._left), **self.results}
+        handed = {"handed_requests": self.handed_requests, "handed_tokens": self.handed_tokens}
+        return {"refuted": self.refuted, "traits": sorted(self._left), **handed, **self.results}
 
 
 def step_among(

@@ -64,6 +64,11 @@ class Handing(msgspec.Struct, eq=False):
         return self.outcome == HANDED
 
     @property
+    def handed_tokens(self) -> int:
+        """How many ids go with it."""
+        return self.prompt_tokens if self.is_handed else 0
+
+    @property
     def in_words(self) -> str:
         """The outcome in words."""
         said = WORDS[self.outcome]

@@ -14,6 +14,7 @@ from extproc.fleet.discovery.view import SourceReport
 from extproc.fleet.records.engine_identity import EngineAnswer
 from extproc.observing.outcomes import Circumstances, Outcome
 from extproc.observing.usage import Usage
+from extproc.proof.samples import AGREED, DISAGREED
 from extproc.proof.state import Comparison, GoldenVerdict
 from extproc.requests.prompt import CONVERSATION
 from extproc.requests.request import PLAIN_REQUEST, Head, RoutingRequest
@@ -261,6 +262,23 @@ def test_reported_tokens_are_shown_beside_the_prediction(browser: Browser) -> No
         (text,) = browser.texts("#workers .outcome")
         assert text.startswith("48 cached tokens predicted, 32 reported in 1 request")
         assert text.endswith("; differences: evicted 1")
+
+
+def test_token_ids_that_went_along_are_shown_and_why_they_no_longer_do(browser: Browser) -> None:
+    with in_background(serving()) as served, browser.visiting():
+        samples = served.it.workers.records[WORKER].proof.samples
+        samples.note_result(AGREED, (), 64, samples.start)
+        samples.note_handed((), 12_345)
+        browser.open(f"{served.it.url}/")
+        said = "12,345 tokens handed over as ids in 1 request"
+        assert browser.texts("#workers .handing") == [said]
+        samples.note_result(DISAGREED, (), 64, samples.start, "it counted 3")
+        browser.until(
+            lambda: (
+                browser.texts("#workers .handing") == [f"{said}; none go any more: it counted 3"]
+            ),
+            "why none go any more",
+        )
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,15 @@ function contexts({ contexts: live }) {
   return make("small", { title: TITLES.contexts }, `live contexts: ${count(live.live_tokens)}${room} tokens`);
 }
 
+// What went with requests as token ids, and why nothing goes any more.
+function handing({ tokens }) {
+  const samples = tokens?.samples;
+  if (!samples) return null;
+  const { refuted, handed_tokens: handed, handed_requests: requests } = samples;
+  const ends = refuted ? `; none go any more: ${refuted}` : "";
+  return make("small", { class: "handing", title: TITLES.handing }, `${plural(handed, "token")} handed over as ids in ${plural(requests, "request")}${ends}`);
+}
+
 // Why the engine may reuse less than the worker holds, if anything is known of that.
 function reuse({ reuse: known }) {
   if (!known) return null;
@@ -158,6 +167,7 @@ const TITLES = {
   blocks: "Blocks of tokens that the worker holds in its cache, as its events say.",
   flying: "Requests that this router sent there and that have not ended.",
   speed: "How many prompt tokens a second the worker computes, learned from its events and answers. Costs use a speed between this one and the fleet's until enough prompts were seen.",
+  handing: "Token ids that went with requests, so that the engine neither rendered nor tokenized these prompts.",
   rate: "Of the prompt tokens of the requests steered there, the share that the worker certainly held when they were sent.",
 };
 
@@ -173,7 +183,7 @@ function row(worker, series) {
       make("small", {}, reasons(worker)), advised ? make("small", { class: "advice" }, advised) : null),
     cell("Cache", { wide: true, title: TITLES.blocks }, ...tiers(worker).filter(Boolean)),
     cell("Requests in flight", { number: true, title: TITLES.flying }, count(worker.in_flight), speed(worker)),
-    cell("Certainly held, 15 minutes", { wide: true, title: TITLES.rate }, ...spark(series), outcome(worker), reuse(worker)),
+    cell("Certainly held, 15 minutes", { wide: true, title: TITLES.rate }, ...spark(series), outcome(worker), reuse(worker), handing(worker)),
   ];
 }
 

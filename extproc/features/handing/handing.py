@@ -120,7 +120,7 @@ class HandTokens(Feature):
         tokens = 0 if handing.tokens is None else len(handing.tokens)
         self._figures.count(decision.model or "", handing.outcome, tokens)
         if tokens and handing.samples is not None:
-            handing.samples.note_handed(handing.traits)
+            handing.samples.note_handed(handing.traits, tokens)
 
     def extend(self, decision: Decision, path: str) -> bytes:
         """Returns the member with the ids of a request's prompt, if they go with it.

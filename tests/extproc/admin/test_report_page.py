@@ -72,6 +72,16 @@ def test_cache_unaware_requests_have_a_column_a_bar_and_a_key_of_their_own() -> 
     assert "cache-unaware" not in as_html(an_hour())
 
 
+def test_tokens_handed_over_have_a_line_where_there_are_any() -> None:
+    report = Report(BEGIN)
+    report.feed(over(500, handed_tokens=12_345), 0.0, BEGIN)
+    shown = found(report, BEGIN)
+    line = next(one for one in as_text(shown).splitlines() if "handed over" in one)
+    assert line.split() == ["handed", "over", "as", "ids", "12,345", "-"]
+    assert "handed over as ids" in as_html(shown)
+    assert "handed over" not in as_text(an_hour())
+
+
 class Tags(HTMLParser):
     """Fails if a tag is closed that is not the last one opened."""
 

@@ -52,6 +52,7 @@ outcomes = st.builds(
     is_cache_aware=st.booleans(),
     is_comparable=st.booleans(),
     of_class=st.sampled_from(["", "people", "batch"]),
+    handed_tokens=st.integers(0, 2_000),
 )
 # outcomes, each with the seconds after which it is over
 timed = st.lists(st.tuples(st.floats(0.0, 200_000.0), outcomes), max_size=40)
@@ -165,6 +166,11 @@ def test_reported_tokens_count_where_the_worker_is_unknown() -> None:
     prompt = Prompt("m", array("I", [1]) * 1_000)
     side = one_side(over(500, worker="", is_comparable=False, prompt=prompt))
     assert (side.reported, side.cached_tokens, side.saved_seconds) == (1, 500, 0.5)
+
+
+def test_tokens_handed_over_count_where_the_engine_answered() -> None:
+    requests = [over(0, status=status, handed_tokens=1_000) for status in (200, 400, 503, None)]
+    assert one_side(*requests, over(0)).handed_tokens == 1_000
 
 
 def test_saved_seconds_are_zero_without_a_known_speed() -> None:
@@ -284,10 +290,11 @@ def test_read_accepts_a_report_of_the_first_version(requests: list[tuple[float, 
     found = msgspec.json.decode(msgspec.json.encode(periods))
     for period in found:
         for side in period[3:5]:
-            side.insert(9, [7] * 60)
+            side[9:] = [[7] * 60, *side[9:11]]
         del period[5:]
     for one in periods:
         one.classes, one.cache_unaware = {}, Side()
+        one.steered.handed_tokens = one.others.handed_tokens = 0
     assert read(msgspec.json.encode([1, found])) == periods
 
 
@@ -322,6 +329,7 @@ def test_largest_report_fits_its_file() -> None:
         saved_seconds=1e14 / 3,
         first_bytes=dict.fromkeys(range(BUCKETS), 2**40),
         workers={2**32 - 1 - one: 2**40 for one in range(MAX_WORKERS)},
+        handed_tokens=2**49,
     )
     count = sum(span.max_periods + 1 for span in SPANS)
     of_class = ClassSide(2**40, msgspec.structs.replace(side, workers={}))

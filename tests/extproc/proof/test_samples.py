@@ -35,7 +35,7 @@ def steps(samples: Samples, count: int) -> Iterator[str]:
     for _ in range(count):
         step = samples.step(("chats",))
         if step == HANDED:
-            samples.note_handed(("chats",))
+            samples.note_handed(("chats",), 100)
         yield step
 
 
@@ -71,7 +71,9 @@ def test_what_was_sent_before_a_start_says_nothing(agreed: Samples) -> None:
 
 def test_figures_tell_what_samples_showed(agreed: Samples) -> None:
     agreed.note_result(UNKNOWN, ("chats",), EVERY, 0)
-    assert agreed.as_json() == {"refuted": "", "traits": ["chats"], AGREED: 1, UNKNOWN: 1}
+    agreed.note_handed(("chats",), 100)
+    figures = {"handed_requests": 1, "handed_tokens": 100, AGREED: 1, UNKNOWN: 1}
+    assert agreed.as_json() == {"refuted": "", "traits": ["chats"], **figures}
 
 
 def test_worker_that_is_refuted_stops_it_wherever_the_request_goes(agreed: Samples) -> None:
@@ -97,7 +99,7 @@ def test_ids_go_along_only_between_agreements_and_never_after_a_disagreement(
         step = samples.step(traits)
         assert (step == REFUTED) == is_refuted
         if step == HANDED:
-            samples.note_handed(traits)
+            samples.note_handed(traits, 100)
             for trait in traits:
                 since[trait] += 1  # each has agreed before
                 assert since[trait] < EVERY

@@ -96,6 +96,11 @@ def test_outcome_is_told_in_words_with_its_worker() -> None:
     assert Handing(UNPROVED, worker="a:1").in_words.endswith("(a:1)")
 
 
+def test_tokens_count_as_handed_also_once_the_ids_are_forgotten() -> None:
+    assert Handing(HANDED, prompt_tokens=100).handed_tokens == 100
+    assert Handing(UNPROVED, prompt_tokens=100).handed_tokens == 0
+
+
 def outcome(reported: Usage, **changes: Any) -> Outcome:
     found = Outcome("m", "w", False, 200, 0.1, 100, 64, reported, is_comparable=True)
     return found._replace(**changes)
