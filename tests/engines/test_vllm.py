@@ -18,11 +18,11 @@ import contextlib
 import itertools
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 import pytest
@@ -34,7 +34,7 @@ from extproc.envoy.envoy_config import render
 from kvtools.simulator.settings import TINY_MODEL
 from tests.engines import vllm_engine
 from tests.engines.held_blocks import Held
-from tests.engines.vllm_engine import BLOCK_TOKENS, Engine
+from tests.engines.vllm_engine import BLOCK_TOKENS, Engine, Ports
 from tests.ports import free_port
 from tests.system.configuration import patient
 from tests.system.envoy_process import running_envoy
@@ -178,6 +178,18 @@ class Fleet:
         await until(is_quiet, "the router knows what the recorder knows")
 
 
+class Reachable(Protocol):
+    """What a router sends requests to, and hears."""
+
+    @property
+    def ports(self) -> Ports:
+        """Its ports."""
+
+    @property
+    def ranks(self) -> int:
+        """How many of its ranks publish."""
+
+
 KINDS = ("chat", "chat", "chat", "stream", "completion", "messages", "responses")
 
 
@@ -223,7 +235,7 @@ def asked(kind: str, messages: list[Body]) -> tuple[str, Body]:
 
 @contextlib.asynccontextmanager
 async def router_before(
-    engines: list[Engine],
+    engines: Sequence[Reachable],
     directory: Path,
     model: Path = TINY_MODEL,
     *,
