@@ -31,7 +31,11 @@ pytestmark = [
 BLOCKS, EVERY, REQUESTS = 600, 16, 1_000
 HANDING = {"hand_tokens": {"enabled": True, "min_tokens": 32, "sample_every": EVERY}}
 METRIC = 'kvsteer_token_handovers_total{model="tiny",outcome="%s"}'
-OPTIONS = {"--enable-auto-tool-choice": "", "--tool-call-parser": "hermes"}
+OPTIONS = {
+    "--enable-auto-tool-choice": "",
+    "--tool-call-parser": "hermes",
+    "--reasoning-parser": "qwen3",
+}
 
 _SCHEMA = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
 _FUNCTION = {"name": "look_up", "description": "Looks a word up.", "parameters": _SCHEMA}
@@ -51,6 +55,7 @@ CHATS: tuple[Body, ...] = (
     {"return_token_ids": True},
     {"stop": ["a"], "min_tokens": 2},
     {"reasoning_effort": "low"},
+    {"include_reasoning": False},
     {"chat_template_kwargs": {"enable_thinking": False}},
 )
 MESSAGES: tuple[Body, ...] = ({}, {"tools": _OWN}, {"system": "Be brief.", "stop_sequences": ["a"]})
@@ -124,18 +129,22 @@ class Handed:
 def joined(events: list[Any]) -> Any:
     """A streamed answer, whose tokens come in one event or another as the engine finds time."""
     choices = [choice for event in events for choice in event["choices"]]
-    texts = [one.get("text") or one.get("delta", {}).get("content") or "" for one in choices]
+    said = [one.get("delta", one) for one in choices]
+    texts = [
+        "".join(one.get(key) or "" for one in said)
+        for key in ("text", "content", "reasoning", "reasoning_content")
+    ]
     ends = [one["finish_reason"] for one in choices if one["finish_reason"]]
-    return "".join(texts), ends, events[-1].get("usage")
+    return texts, ends, events[-1].get("usage")
 
 
 def without_names(answer: Any) -> Any:
-    """An answer without its ids and times."""
+    """An answer without its ids and times; the signature of what a model thought is random, too."""
     if isinstance(answer, list):
         return [without_names(one) for one in answer]
     if not isinstance(answer, Mapping):
         return answer
-    names = ("id", "call_id", "item_id", "request_id")
+    names = ("id", "call_id", "item_id", "request_id", "signature")
     return {
         name: without_names(value)
         for name, value in answer.items()
