@@ -8,8 +8,9 @@ from pathlib import Path
 from kvtools.simulator.settings import TINY_MODEL
 from tests.engines.vllm_engine import BLOCK_TOKENS, CONTEXT_TOKENS, Engine, Model
 
-# An interpreter with SGLang, which has to be able to serve on this machine.
-PYTHON = os.environ.get("KVSTEER_SGLANG_PYTHON", "")
+# An interpreter with an SGLang that can serve on this machine, unlike that of
+# KVSTEER_SGLANG_PYTHON, whose front end is enough.
+PYTHON = os.environ.get("KVSTEER_SGLANG_SERVER", "")
 
 _HAS_SGLANG = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
 _ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -19,7 +20,7 @@ TINY = Model(TINY_MODEL, CONTEXT_TOKENS, environment=_ENVIRONMENT)
 def missing() -> str:
     """Why no engine can be started, "" if one can."""
     if not PYTHON:
-        return "KVSTEER_SGLANG_PYTHON names no Python with SGLang"
+        return "KVSTEER_SGLANG_SERVER names no Python with an SGLang that serves"
     try:
         has_it = subprocess.run([PYTHON, "-c", _HAS_SGLANG], check=False).returncode == 0
     except OSError as error:

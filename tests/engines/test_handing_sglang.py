@@ -1,12 +1,13 @@
 """A real SGLang that gets token ids from the router: it answers as it does without them.
 
-KVSTEER_SGLANG_PYTHON names an interpreter with SGLang 0.5.23 or later that can serve here. On a CPU
+KVSTEER_SGLANG_SERVER names an interpreter with SGLang 0.5.23 or later that can serve here. On a CPU
 without SGLang's own kernels, a module that stands in for `sgl_kernel` does, since none is called.
 """
 
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.engines.sglang_engine import TINY, SglangEngine
 from tests.engines.test_handing import BLOCKS, CHATS, HANDING, Handed
 from tests.engines.test_vllm import Body, report, router_before, text
 from tests.engines.vllm_engine import Model
-from tests.system.system import CHAT, System
+from tests.system.system import CHAT
 from tests.waiting import until
 
 MISSING = sglang_engine.missing()
@@ -100,7 +101,7 @@ async def test_answers_are_the_same_with_ids_and_without(handed: Handed) -> None
 _CHATML = (
     "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant."
     "<|im_end|>\n{% endif %}{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{{ message['content'] }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}<|im_start|>assistant{{ '\\n' }}"
 )
 
 
@@ -118,10 +119,11 @@ async def test_template_of_sglangs_own_keeps_ids_here(tmp_path: Path) -> None:
             [engine], tmp_path, TINY_MODEL, waits=True, policy=HANDING, models=models
         ) as system:
             alone = Handed(engine, system, TINY_MODEL)
-            await until(lambda: _knows(system), "its tokens and that it takes ids are proved")
             for path, body in requests(40):
                 plain, through = await alone.compared(path, body)
                 assert plain == through
+            news = count()
+            await until(lambda: _knows(alone, next(news)), "its tokens are proved by its stores")
             turns = [{"role": "user", "content": text("own", 60)}]
             explained = await system.explain({"model": "tiny", "messages": turns})
             assert explained["token_ids"]["outcome"] == "unproved"
@@ -129,8 +131,11 @@ async def test_template_of_sglangs_own_keeps_ids_here(tmp_path: Path) -> None:
         await engine.kill()
 
 
-async def _knows(system: System) -> bool:
-    (worker,) = await system.status()
+async def _knows(handed: Handed, new: int) -> bool:
+    turns = [{"role": "user", "content": text(("new", new), 60)}]
+    body = {"model": "tiny", "messages": turns, "max_tokens": 1}
+    await handed.answer(handed.system.envoy, CHAT, body)
+    (worker,) = await handed.system.status()
     forms = worker["tokens"]["forms"]
     proved = (CONVERSATION, GIVEN)
     return all(forms[FORM_NAMES[one]]["state"] == "proved" for one in proved)
