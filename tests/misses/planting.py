@@ -64,6 +64,27 @@ def renewed(conversation: Conversation, number: int) -> Conversation:
     return conversation._replace(asked=tuple(map(again, conversation.asked)))
 
 
+# Where clients name their sessions.
+_NAMING_HEADERS = re.compile(".*session.*|.*thread.*|x-client-request-id|x-codex-.*")
+_NAMING_FIELDS = ("metadata", "prompt_cache_key", "client_metadata")
+
+
+def nameless(turns: Turns) -> tuple[Asked, ...]:
+    """Returns the turns as a client would send them that names no session."""
+    return tuple(
+        Asked(
+            one.path,
+            {key: value for key, value in one.headers.items() if not _is_naming(key)},
+            {key: value for key, value in one.body.items() if key not in _NAMING_FIELDS},
+        )
+        for one in turns
+    )
+
+
+def _is_naming(header: str) -> bool:
+    return _NAMING_HEADERS.fullmatch(header) is not None
+
+
 def _edited(turns: Turns, edit: Edit, since: int = 0) -> tuple[Asked, ...]:
     """Returns the turns with the bodies changed from one of them on."""
     made = []

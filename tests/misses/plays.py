@@ -49,6 +49,7 @@ _NAMES = ("fixes", "is asked again", _LONG)
 _SHARES = (0.0, 0.5, 0.9)
 
 NOTHING, CLOCK = "nothing", "clock in the system prompt"
+NAMELESS = "clock, of clients that name no session"
 REORDERED, ADDED = "tools reordered", "tool added"
 COMPACTED, BY_ITSELF = "compaction", "compaction by the client itself"
 EFFORT, UNSEEN = "effort that the template prints", "effort that it does not print"
@@ -66,6 +67,10 @@ _Making = Callable[[Sequence[Asked], int, Random], Planted]
 def _clock(turns: Sequence[Asked], number: int, rng: Random) -> Planted:
     form, is_last = rng.randrange(len(planting.CLOCKS)), rng.random() < 1 / 3
     return planting.clock(turns, number, form, is_last=is_last)
+
+
+def _nameless(turns: Sequence[Asked], number: int, rng: Random) -> Planted:
+    return _clock(planting.nameless(turns), number, rng)
 
 
 def _reordered(turns: Sequence[Asked], number: int, rng: Random) -> Planted:
@@ -105,6 +110,7 @@ def _nothing(turns: Sequence[Asked], number: int, _: Random) -> Planted:
 _CHANGES: Mapping[str, _Making] = {
     NOTHING: _nothing,
     CLOCK: _clock,
+    NAMELESS: _nameless,
     REORDERED: _reordered,
     ADDED: _added,
     COMPACTED: _compacted,

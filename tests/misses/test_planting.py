@@ -1,6 +1,7 @@
 """Each planted cause changes what it says, from its turn on, and nothing else."""
 
 import json
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -105,6 +106,14 @@ def test_marks_for_a_cache_move_and_nothing_else_does(client: str) -> None:
     assert list(map(str, map(unmarked, bodies(planted.turns)))) == list(
         map(str, map(unmarked, bodies(turns)))
     )
+
+
+def test_nameless_turns_say_the_same_without_a_session(turns: Sequence[Asked]) -> None:
+    for one, other in zip(planting.nameless(turns), turns, strict=True):
+        assert said(one.body) == said(other.body)
+        assert "user-agent" in one.headers
+        assert not re.search(r"[0-9a-f]{8}-[0-9a-f]{4}-|ses_", json.dumps(one.headers))
+        assert "session" not in json.dumps([*one.body, one.body.get("metadata")])
 
 
 def mark_places(body: object, at: str = "") -> list[str]:

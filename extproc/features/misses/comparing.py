@@ -108,8 +108,9 @@ def _compared(new: Tokens, alike: Alike) -> _Compared:
     return _Compared(alike, kept, share)
 
 
-def _likeness(one: _Compared) -> tuple[float, int]:
-    return one.share, one.kept
+def _likeness(one: _Compared) -> tuple[int, int]:
+    """Returns how alike they are; the share is one of samples, and counts by eighths."""
+    return round(one.share * 8), one.kept
 
 
 def is_whole(old: Tokens, kept: int) -> bool:
