@@ -273,7 +273,7 @@ class Misses(Feature):
         found: tuple[LastPrompt, int] | None,
     ) -> None:
         try:
-            said = await self._examining.run(partial(_said, body))
+            said = await self._examining.run(partial(_said, body), len(body))
             names = names_of(said.parts, whose, session or said.session)
             await self._match(turn, said.parts, names, whose, found)
         except Exception as error:  # noqa: BLE001 - whatever it is, the request goes on without

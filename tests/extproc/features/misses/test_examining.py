@@ -1,7 +1,10 @@
+import threading
+
 import pytest
 
 from extproc.features.misses.examining import (
     ADVANCE_SECONDS,
+    HERE_BYTES,
     MOST_BYTES,
     MOST_WAITING,
     SHARE,
@@ -36,9 +39,15 @@ async def test_work_that_took_its_share_waits_for_time_to_pass(
     monkeypatch.setattr("time.thread_time", lambda: spent.pop(0))
     examining = Examining(clock)
     assert examining.admit(1)
-    assert await examining.run(lambda: 7) == 7
+    assert await examining.run(lambda: 7, HERE_BYTES + 1) == 7
     assert not examining.admit(1)
     clock.now = 0.9 / SHARE
     assert not examining.admit(1)
     clock.now = 1.1 / SHARE
     assert examining.admit(1)
+
+
+async def test_short_work_is_done_at_once() -> None:
+    examining, here = Examining(), threading.get_ident()
+    assert await examining.run(threading.get_ident, HERE_BYTES) == here
+    assert await examining.run(threading.get_ident) != here
