@@ -13,6 +13,7 @@ KVSteerError
     ├── ConfigError     the operator's configuration cannot be used
     ├── RequestError    a client's request cannot be keyed; it is still routed, by load
     ├── UnclearError    a client's body may have to be changed, and is not read with certainty
+    ├── UnknownModelError  who asks names a model that is not configured
     ├── DiscoveryError  a source of workers cannot be queried now
     ├── ProtocolError   the proxy broke the ext_proc protocol, or speaks another dialect
     └── StartError      this machine refuses something: a port, a file, a permission

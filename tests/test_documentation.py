@@ -34,6 +34,7 @@ from extproc.observing.deliveries import DeliveryCounts, SteeringCollector
 from extproc.observing.faults import FaultCollector, Faults
 from extproc.observing.fleet_families import ServerCollector, ServerFigures
 from extproc.observing.metrics import Metrics
+from extproc.observing.probe_figures import ProbeFigures
 from extproc.observing.unrecognized import UnrecognizedCollector, UnrecognizedRequests
 from extproc.routing.handing import OUTCOMES
 from extproc.routing.steering import Steering
@@ -139,6 +140,7 @@ def test_metrics_are_all_documented_with_their_type() -> None:
     metrics.registry.register(HoldFigures(dict))
     metrics.registry.register(HandingFigures(tuple))
     metrics.registry.register(MissFigures(Totals(), LastPrompts(1)))
+    metrics.registry.register(ProbeFigures())
     recorder = Recorder(Config().recorder, "trace.jsonl", bytes(32))
     metrics.registry.register(RecorderCollector(recorder))
     metrics.registry.register(SteeringCollector(DeliveryCounts(), {}, {}, Steering()))

@@ -16,6 +16,18 @@ PROMISES = {
     "checks `Host`, `Origin` and `Sec-Fetch-Site`": (
         "extproc/admin/test_application.py::test_cross_site_requests_are_refused"
     ),
+    "without its token gets 401, whatever is asked": (
+        "extproc/admin/test_probe.py::test_probe_without_its_token_is_refused_whatever_is_asked"
+    ),
+    "An answer names no worker and no address": (
+        "extproc/admin/test_probe.py::test_probe_names_no_worker_address_or_secret"
+    ),
+    "is the same whatever other tenants have cached": (
+        "extproc/admin/test_probe.py::test_answer_does_not_depend_on_what_other_tenants_cached"
+    ),
+    "the probe itself is booked nowhere": (
+        "extproc/admin/test_probe.py::test_probe_books_counts_and_notes_nothing"
+    ),
     "has a NetworkPolicy that allows proxies to reach 9002": (
         "deploy/test_manifests.py::test_base_lets_proxies_and_scrapers_reach_a_router"
     ),

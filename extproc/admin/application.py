@@ -119,17 +119,23 @@ async def listen(
     address: Address,
     what: str,
     inherited: Sequence[socket.socket] = (),
+    *,
+    inflates: bool = True,
 ) -> web.AppRunner:
     """Serves an application until its runner is cleaned up.
 
     what: the server's name in the configuration and the log. inherited: sockets that listen
-    already, instead of the address.
+    already, instead of the address. inflates: whether compressed bodies are read inflated.
 
     Raises:
         StartError: the address cannot be bound.
     """
     runner = web.AppRunner(
-        application, access_log=None, logger=ServerLog(what), shutdown_timeout=1.0
+        application,
+        access_log=None,
+        logger=ServerLog(what),
+        shutdown_timeout=1.0,
+        auto_decompress=inflates,
     )
     await runner.setup()
     try:

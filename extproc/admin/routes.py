@@ -16,6 +16,7 @@ import msgspec
 from aiohttp import web
 
 from extproc.admin import documents
+from extproc.admin.asked import HeaderNames, asked
 from extproc.admin.contexts import contexts_of
 from extproc.admin.history import FLEET, STEP_SECONDS
 from extproc.admin.observations import Observations
@@ -29,7 +30,6 @@ from extproc.fleet.workers import Workers
 from extproc.observing.faults import Faults
 from extproc.requests.costly_json import INLINE_BYTES, MAX_ID_COMMAS, refuse_costly
 from extproc.requests.odd_json import decoded, encoded
-from extproc.requests.request import Head, path_of
 from extproc.routing.explain import candidates, explanation_with
 from extproc.serving.router import Router
 from kvstate.undecodable import UNDECODABLE
@@ -170,6 +170,8 @@ def fleet_routes(
     those that may name a session. All are in lower case.
     """
 
+    names = header_names(router, policy_header, session_headers)
+
     async def get_workers(_: web.Request) -> web.Response:
         return answered(await listed(workers.states.statuses()))
 
@@ -188,18 +190,8 @@ def fleet_routes(
 
     async def post_explain(request: web.Request) -> web.Response:
         envelope = await _envelope_of(await request.read())
-        policy = _header_of(envelope, policy_header)
-        session = _first_of(envelope, session_headers)
-        conversation = _first_of(envelope, router.steering.headers)
-        head = Head(
-            "POST",
-            path_of(envelope.path),
-            None,
-            policy,
-            session=session,
-            conversation=conversation,
-        )
-        named = {name: _values_of(envelope, name) for name in router.preparation.headers}
+        fields = [*envelope.headers.items()]
+        head, named = asked(envelope.path, fields, names)
         return answered(await router.explain(head, bytes(envelope.body), named))
 
     async def get_events(_: web.Request) -> web.Response:
@@ -267,25 +259,12 @@ def _odd_envelope(raw: bytes) -> _Envelope:
         raise bad_request("the body is not JSON") from None
 
 
-def _header_of(envelope: _Envelope, name: str | None) -> str | None:
-    """Returns the value of a header, None if it is absent.
-
-    name: in lower case.
-    """
-    for key, value in envelope.headers.items():
-        if key.lower() == name:
-            return value
-    return None
-
-
-def _values_of(envelope: _Envelope, name: str) -> list[bytes]:
-    """Returns the values of a header that are not empty. name: in lower case."""
-    return [one.encode() for key, one in envelope.headers.items() if key.lower() == name and one]
-
-
-def _first_of(envelope: _Envelope, names: Sequence[str]) -> str:
-    """Returns the value of the first of these headers that is there, "" if none is."""
-    return next(filter(None, (_header_of(envelope, name) for name in names)), "")
+def header_names(
+    router: Router, policy_header: str | None, session_headers: Sequence[str]
+) -> HeaderNames:
+    """Returns the headers that count in requests to a router. All are in lower case."""
+    steered, trusted = router.steering.headers, router.preparation.headers
+    return HeaderNames(policy_header, session_headers, steered, trusted)
 
 
 def fault_routes(faults: Faults) -> list[web.RouteDef]:

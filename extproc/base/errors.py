@@ -48,6 +48,14 @@ class UnclearError(KVSteerError):
         self.reason = reason
 
 
+class UnknownModelError(KVSteerError):
+    """Who asks names a model that is not configured, or none. name: as it was asked for."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("no model is named that is known here")
+        self.name = name
+
+
 class StartError(KVSteerError):
     """Something needed to start is not available: a port, a file, a permission."""
 

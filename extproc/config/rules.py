@@ -394,6 +394,7 @@ def listener_faults(config: Config) -> Iterator[str]:
         ("extproc.listen", _socket_or_address),
         ("admin.listen", _plain_address),
         ("metrics.listen", _plain_address),
+        ("probe.listen", _plain_address),
         ("envoy.listen", _address_of_envoy),
         ("envoy.admin", _address_of_envoy),
     ):
@@ -425,9 +426,16 @@ def _address_of_envoy(key: str, text: str) -> Iterator[str]:
 
 
 def _address_at(config: Config, *keys: str) -> Iterator[tuple[str, str]]:
-    """Yields keys with their addresses, unless they are wrong."""
+    """Yields keys with their addresses, unless they are wrong, or their section is left out."""
     for key in keys:
-        yield from until_wrong(lambda key: [(key, attrgetter(key)(config))], key)
+        yield from until_wrong(_address_of, config, key)
+
+
+def _address_of(config: Config, key: str) -> Iterator[tuple[str, str]]:
+    name, _, listen = key.partition(".")
+    section = getattr(config, name)
+    if section is not None:
+        yield key, getattr(section, listen)
 
 
 def _admin_hosts(config: Config) -> Iterator[str]:
@@ -522,7 +530,7 @@ def _hashed_headers(config: Config) -> Iterator[str]:
 
 
 def _listeners(config: Config) -> Iterator[tuple[str, str]]:
-    return _address_at(config, "extproc.listen", "admin.listen", "metrics.listen")
+    return _address_at(config, "extproc.listen", "admin.listen", "metrics.listen", "probe.listen")
 
 
 def _all_listeners(config: Config) -> Iterator[tuple[str, str]]:
@@ -737,6 +745,12 @@ def _open_to_others(config: Config) -> Iterator[str]:
         host = address.parse(text).host
         if not address.is_loopback(host):
             yield f"{key}: anyone who reaches {text} can {power} without a password: use 127.0.0.1"
+    probe = config.probe
+    if probe is not None and not address.is_loopback(address.parse(probe.listen).host):
+        yield (
+            f"probe.listen: prompts and the token come to {probe.listen} in plain text: keep that"
+            " network private, or put a proxy with TLS before it"
+        )
 
 
 def omissions(config: Config) -> list[str]:

@@ -32,6 +32,7 @@ from extproc.config.sections import (
     Log,
     MissSettings,
     PrefixCacheSettings,
+    ProbeSettings,
     RecorderSettings,
     ReportSettings,
     Routers,
@@ -581,6 +582,7 @@ class Config:
     extproc: ExtProc = setting("the gRPC server that Envoy talks to", ExtProc)
     admin: Admin = setting("the operator's HTTP server", Admin)
     metrics: MetricsSettings = setting("the HTTP server for scrapers", MetricsSettings)
+    probe: ProbeSettings | None = setting("the HTTP server for gateways that ask", None)
     log: Log = setting("what is logged", Log)
     log_prompts: bool = setting("true puts prompt text into debug logs", default=False)
     events: Events = setting("whether the workers' events are used", Events)

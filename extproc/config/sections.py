@@ -183,6 +183,24 @@ class SteeringSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeSettings:
+    """The HTTP server for gateways that ask before they choose: POST /probe."""
+
+    token_file: str = setting("file of 16 bytes or more: the token that callers must send")
+    listen: str = setting("the probe server, host:port", "127.0.0.1:9092")
+    max_concurrent: int = setting(
+        "most probes at once; 429 beyond",
+        4,
+        minimum=1,
+        maximum=64,
+    )
+
+
+# The most models whose fleets are asked about one request.
+MAX_WARM_MODELS = 8
+
+
+@dataclass(frozen=True, slots=True)
 class ReportSettings:
     """What GET /report returns: the results of requests, by time."""
 

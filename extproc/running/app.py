@@ -37,10 +37,12 @@ from extproc.admin.application import (
     stop_listening,
 )
 from extproc.admin.observations import Observations
+from extproc.admin.probe import ProbeLimits, probe_application, token_in
 from extproc.admin.report import ReportFile, classes_of, missing_in, notes_of, report_routes
 from extproc.admin.routes import (
     discovery_routes,
     fault_routes,
+    header_names,
     sharing_routes,
     steering_routes,
 )
@@ -70,8 +72,10 @@ from extproc.media.memory import MediaMemory
 from extproc.observing.faults import FaultCollector, Faults
 from extproc.observing.fleet_families import ServerCollector
 from extproc.observing.metrics import Metrics
+from extproc.observing.probe_figures import ProbeFigures
 from extproc.observing.telemetry import telemetry
 from extproc.observing.unasked import UnaskedRouter
+from extproc.requests.request import MAX_BYTES, Models
 from extproc.routing.steering import Steering
 from extproc.running.common_secret import common_secret
 from extproc.running.failure_mode_watch import FailureModeWatch, is_promised
@@ -90,6 +94,7 @@ from extproc.running.state_file import StateCollector, StateFile, read
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
 from extproc.serving.lean_server import LeanServer
+from extproc.serving.probing import Probing
 from extproc.serving.router import Router
 from extproc.sharing.rows import RowsExchange
 from extproc.sharing.sharing import Sharing, SharingCollector, SignallingReporter, reporter_of
@@ -307,6 +312,7 @@ def parts_of(made: RunningRouter) -> list[Part]:
         *_report_parts(made),
         _site_part(made, "admin", _admin(made), made.config.admin.listen),
         _site_part(made, "metrics", _scraped(made), made.config.metrics.listen),
+        *_probe_parts(made),
         *_joining_parts(made),
         *_feed_role_parts(made),
         Part("stored blocks", made.restored.begin),
@@ -673,13 +679,36 @@ def _scraped(made: RunningRouter) -> Application:
     return metrics_application(made.metrics, hindrance, made.faults, notes)
 
 
-def _site_part(made: RunningRouter, name: str, application: Application, at: str) -> Part:
-    """Returns an HTTP server. name: its section in the configuration."""
+def _probe_parts(made: RunningRouter) -> Iterator[Part]:
+    """Yields the server for gateways that ask before they choose, if it is configured."""
+    config, router, options = made.config, made.router, made.config.probe
+    if options is None:
+        return
+    speed = float(config.policy.cost.prefill_tokens_per_second)
+    probing = Probing(router, Models(config.models), made.workers.states.load, speed)
+    policy = config.policy.header and config.policy.header.lower()
+    names = header_names(router, policy, session_headers(config.policy.session_header))
+    most = min(MAX_BYTES, config.extproc.max_body_bytes)
+    limits = ProbeLimits(most, options.max_concurrent)
+    figures = ProbeFigures()
+    made.metrics.registry.register(figures)
+    application = probe_application(probing, token_in(options.token_file), names, limits, figures)
+    yield _site_part(made, "probe", application, options.listen, inflates=False)
+
+
+def _site_part(
+    made: RunningRouter, name: str, application: Application, at: str, *, inflates: bool = True
+) -> Part:
+    """Returns an HTTP server.
+
+    name: its section in the configuration. inflates: whether it reads compressed bodies inflated.
+    """
     runners: list[AppRunner] = []
 
     async def start() -> None:
         inherited = made.inherited.get(name, ())
-        runners.append(await listen(application, address.parse(at), name, inherited))
+        place = address.parse(at)
+        runners.append(await listen(application, place, name, inherited, inflates=inflates))
         made.listening[name] = lambda: [*listening_in(runners[0])]
         made.unlisten.append(lambda: stop_listening(runners[0]))
 

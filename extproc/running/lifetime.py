@@ -97,6 +97,8 @@ async def serve(
             config.admin.listen,
             config.metrics.listen,
         )
+        if config.probe is not None:
+            log.info("serving probes on http://%s", config.probe.listen)
         log.info(
             "started with %.2f s of CPU time; %d MiB resident", time.process_time(), _resident_mib()
         )
@@ -124,6 +126,8 @@ async def _predecessor(config: Config, member: ProcessMember | None) -> Predeces
         "admin": config.admin.listen,
         "metrics": config.metrics.listen,
     }
+    if config.probe is not None:
+        sections["probe"] = config.probe.listen
     return await asyncio.to_thread(take_over, config.state.file, sections)
 
 

@@ -91,7 +91,7 @@ class ProcessMember(NamedTuple):
         state = config.state
         if state.file is not None and self.number:
             state = replace(state, file=f"{state.file}.{self.number}")
-        recorder = config.recorder
+        recorder, probe = config.recorder, config.probe
         if recorder.file is not None and self.number:
             recorder = replace(recorder, file=f"{recorder.file}.{self.number}")
         recorder = replace(recorder, bytes=recorder.bytes // self.processes)
@@ -100,6 +100,7 @@ class ProcessMember(NamedTuple):
             extproc=replace(config.extproc, listen=self._own(config.extproc.listen)),
             admin=replace(config.admin, listen=self._own(config.admin.listen)),
             metrics=replace(config.metrics, listen=self._own(config.metrics.listen)),
+            probe=probe and replace(probe, listen=self._own(probe.listen)),
             envoy=replace(config.envoy, eds_directory=directory),
             report=replace(config.report, file=report),
             state=state,

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -69,6 +69,7 @@ from extproc.serving.delivery import DeliveryWatch
 from extproc.serving.enabled_features import enabled
 from extproc.serving.preparation import KnownEngines, Preparation
 from extproc.serving.queries import Queries, broken
+from extproc.serving.tenants import IsolationOutcome
 from extproc.serving.token_watch import TokenWatch
 from extproc.serving.treatment import explain_refusal, with_treatment
 from extproc.serving.variants import by_variant
@@ -88,6 +89,26 @@ LOGGED_BODY_BYTES = 4_096
 
 # Returns the state of a worker's feeds, by its name.
 State = Callable[[str], str]
+
+
+class Foreseen(NamedTuple):
+    """The decision that a request would get, and its query.
+
+    isolated: what would become of its tenant, None without tenants. path: as engines see it.
+    """
+
+    decision: Decision
+    query: Query
+    isolated: IsolationOutcome | None
+    path: str
+
+
+class Refused(NamedTuple):
+    """The answer of the router itself that a request would get. isolated: as in `Foreseen`."""
+
+    refusal: Refusal
+    isolated: IsolationOutcome | None
+
 
 # The decision for a request, and its ticket if a worker was picked for a call of a model; the
 # caller releases the ticket at the end. A plain tuple, since every request makes one.
@@ -313,20 +334,33 @@ class Router:
 
         named: the values of the trusted headers, by their names.
         """
+        seen = await self.foresee(head, body, named)
+        if isinstance(seen, Refused):
+            return explain_refusal(seen.refusal, seen.isolated)
+        decision, query, isolated, path = seen
+        shown = explanation(decision, self._trusted_state(query), self._workers.states.load)
+        engine = self.engine(decision.worker)
+        return with_treatment(shown, isolated, decision.of_class, engine, path)
+
+    async def foresee(
+        self, head: Head, body: bytes, named: TrustedHeaders = NO_TRUSTED_HEADERS
+    ) -> Foreseen | Refused:
+        """Returns the decision that a request would get now; nothing is booked, counted or noted.
+
+        named: the values of the trusted headers, by their names.
+        """
         head = replace(head, path=self.paths.seen(head.path))
         unkeyed = why_unkeyed(head.method, head.path)
         is_read = not unkeyed or (unkeyed == UNKEYED and self.preparation.is_needed)
         request = RoutingRequest(head, body if is_read else None, unkeyed)
         step, isolated, _ = await self.preparation.prepare(request, named)
         if isinstance(step, Refusal):
-            return explain_refusal(step, isolated)
+            return Refused(step, isolated)
         timeline = Timeline.begin(self._monotonic)
         query = await self._queries.make_query(step, timeline)
         is_steered = not self.steering.is_partial or await self._is_steered(step)
-        decision, _ = self._decide(step, query, timeline, is_steered=is_steered)
-        shown = explanation(decision, self._trusted_state(query), self._workers.states.load)
-        engine = self.engine(decision.worker)
-        return with_treatment(shown, isolated, decision.of_class, engine, head.path)
+        decision, query = self._decide(step, query, timeline, is_steered=is_steered)
+        return Foreseen(decision, query, isolated, head.path)
 
     def _trusted_state(self, query: Query) -> Callable[[str], str]:
         """Returns the state of a worker for a request: of its feeds, and of its tokens."""

@@ -2,6 +2,7 @@
 
 import base64
 import functools
+import json
 import os
 import shutil
 import subprocess
@@ -145,6 +146,24 @@ def test_tls_secret_makes_the_router_serve_tls_and_moves_its_probe() -> None:
     probes = [container[f"{name}Probe"] for name in ("startup", "liveness", "readiness")]
     assert [one["httpGet"]["path"] for one in probes] == ["/healthz", "/healthz", "/readyz"]
     assert one_of("Service", manifests)["spec"]["ports"][0]["appProtocol"] == "https"
+
+
+def test_probe_secret_makes_the_router_serve_probes_to_the_named_gateways_alone() -> None:
+    gateways = [{"podSelector": {"matchLabels": {"app": "above"}}}]
+    named = f"networkPolicy.gateways={json.dumps(gateways)}"
+    closed, manifests = (rendered('probe.secret="mine"', *more) for more in ((), (named,)))
+    probe = parse(one_of("ConfigMap", manifests)["data"]["kvsteer.yaml"], "chart").probe
+    (container,) = pod(manifests)["containers"]
+    mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+    assert probe is not None
+    assert (probe.listen, probe.token_file) == ("0.0.0.0:9092", f"{mounts['probe']}/token")
+    assert {"name": "probe", "containerPort": 9092} in container["ports"]
+    ports = {one["name"]: one["port"] for one in one_of("Service", manifests)["spec"]["ports"]}
+    assert ports["probe"] == 9092
+    rules = one_of("NetworkPolicy", manifests)["spec"]["ingress"]
+    assert rules[-1] == {"from": gateways, "ports": [{"port": 9092, "protocol": "TCP"}]}
+    assert "9092" not in str(one_of("NetworkPolicy", closed))
+    assert "9092" not in str(rendered())
 
 
 def test_one_value_brings_what_three_routers_share_through() -> None:

@@ -39,6 +39,7 @@ ABSENT = (
     "kvsteer_again_seconds_total",
     "kvsteer_last_prompts",
     "kvsteer_media_items_total",
+    "kvsteer_probe",
     "kvsteer_state_file_",
     "kvsteer_discovery_",
     "kvsteer_prediction_drifts_total",

@@ -28,6 +28,7 @@ from extproc.config.schema import (
 )
 from extproc.config.sections import (
     Disaggregation,
+    ProbeSettings,
     RecorderSettings,
     ReportSettings,
     Routers,
@@ -72,6 +73,14 @@ def with_events(rest: str) -> str:
         (
             [MODEL, WORKER, "admin: {listen: '127.0.0.1:9091'}"],
             "metrics.listen: 127.0.0.1:9091 is taken: admin.listen is 127.0.0.1:9091",
+        ),
+        (
+            [MODEL, WORKER, "probe: {token_file: t, listen: '127.0.0.1:9091'}"],
+            "probe.listen: 127.0.0.1:9091 is taken: metrics.listen is 127.0.0.1:9091",
+        ),
+        (
+            [MODEL, WORKER, "probe: {token_file: t, listen: here}"],
+            "probe.listen: must be host:port, is 'here'",
         ),
         (
             [MODEL, WORKER, "policy: {shed: true}"],
@@ -561,6 +570,13 @@ def test_doubts_accept_a_loopback_router_for_a_local_envoy(router: str) -> None:
 def test_doubts_accept_operator_servers_on_loopback(host: str) -> None:
     envoy = Envoy(admin=f"{host}:9901")
     assert doubts(replace(LISTED, admin=Admin(f"{host}:9090"), envoy=envoy)) == []
+
+
+@pytest.mark.parametrize(("host", "count"), [("127.0.0.1", 0), ("10.0.0.1", 1)])
+def test_doubts_say_that_probes_come_in_plain_text(host: str, count: int) -> None:
+    said = doubts(replace(LISTED, probe=ProbeSettings("t", f"{host}:9092")))
+    assert len(said) == count
+    assert all("the token come to 10.0.0.1:9092 in plain text" in one for one in said)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.0.0.1", "router.example"])

@@ -322,6 +322,13 @@ def test_part_of_gives_envoy_files_to_the_first_process_only() -> None:
     assert sharing == SharingSettings("redis://a", name="r-2")
 
 
+def test_part_of_gives_each_process_a_probe_server_of_its_own_where_there_is_one() -> None:
+    config = parse(yaml.safe_dump({**MINIMAL, "probe": {"token_file": "t"}}), "c")
+    parts = [ProcessMember(number, 2, "/a").part_of(config).probe for number in range(2)]
+    assert [one and one.listen for one in parts] == ["127.0.0.1:9092", "127.0.0.1:9102"]
+    assert ProcessMember(1, 2, "/a").part_of(replace(config, probe=None)).probe is None
+
+
 def test_part_of_gives_each_process_a_recording_and_a_share_of_its_bytes() -> None:
     recorder = {"file": "trace.jsonl", "bytes": 3 << 20}
     config = parse(yaml.safe_dump({**MINIMAL, "recorder": recorder}), "c")

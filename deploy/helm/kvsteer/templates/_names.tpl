@@ -61,7 +61,7 @@ valkey://{{ include "kvsteer.valkey" . }}:6379
 {{- end -}}
 {{- end -}}
 
-{{/* The router's configuration, with the mounted certificate and secret where there are any. */}}
+{{/* The router's configuration, with the mounted certificate, secret and token where there are any. */}}
 {{- define "kvsteer.config" -}}
 {{- $config := deepCopy .Values.config -}}
 {{- if .Values.tls.secret -}}
@@ -71,6 +71,10 @@ valkey://{{ include "kvsteer.valkey" . }}:6379
 {{- with include "kvsteer.meeting" . -}}
 {{- $sharing := dict "url" . "secret_file" "/etc/kvsteer-sharing/secret" -}}
 {{- $config = mustMergeOverwrite (dict "extproc" (dict "leave_ms" 5000) "sharing" $sharing) $config -}}
+{{- end -}}
+{{- if .Values.probe.secret -}}
+{{- $probe := dict "listen" "0.0.0.0:9092" "token_file" "/etc/kvsteer-probe/token" -}}
+{{- $config = mustMergeOverwrite (dict "probe" $probe) $config -}}
 {{- end -}}
 {{- toYaml $config -}}
 {{- end -}}
