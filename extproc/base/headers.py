@@ -17,6 +17,10 @@ SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 # KVSteer's: names the model of a request, so that a route can choose the cluster of that model.
 MODEL = "x-kvsteer-model"
 
+# KVSteer's: the share of the prompt that the fleet of each of several models holds, such as
+# "model-a=0.97, model-b=0.03", for filters behind the router.
+WARM = "x-kvsteer-warm"
+
 # llm-d's: ip:port of the worker that computes the prompt, for the sidecar of the worker that
 # answers, or for Envoy's own second request.
 PREFILLER = "x-prefiller-host-port"

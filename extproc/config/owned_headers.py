@@ -2,7 +2,8 @@
 
 Each is one row of `OWNED`. From its row follows what the router's answers remove, what Envoy
 removes before it asks the router, which headers no key may name, and which answers are worth
-keeping (`extproc.serving.stream_answers`). The values come from `Exchange._pick_answer`.
+keeping (`extproc.serving.stream_answers`). The values come from `Exchange._pick_answer`
+(`serving/asking_exchange.py` adds its own).
 """
 
 from collections.abc import Callable
@@ -49,6 +50,10 @@ def _has_classes(config: Config) -> bool:
     return config.policy.classes is not None
 
 
+def _tells_warm_models(config: Config) -> bool:
+    return bool(config.policy.warm_models)
+
+
 # In the order in which answers remove them. The header of ranks comes last: a key names it.
 OWNED = (
     OwnedHeader(headers.DESTINATION, is_reserved=True),
@@ -61,6 +66,7 @@ OWNED = (
     OwnedHeader(headers.PREFILL_CLUSTER, _mirrors),
     OwnedHeader(headers.PREFILL_TAIL, _mirrors, differs=True),
     OwnedHeader(headers.PRIORITY, _has_classes),
+    OwnedHeader(headers.WARM, _tells_warm_models, differs=True),
 )
 
 RESERVED = frozenset(one.name for one in OWNED if one.is_reserved)

@@ -37,6 +37,7 @@ from extproc.config.sections import (
     BOTH,
     CONVERSATION,
     DECODE,
+    MAX_WARM_MODELS,
     MIRROR,
     NIXL,
     OFFLOADING,
@@ -54,6 +55,9 @@ from kvstate.overlap import Tier, tier_of
 
 # A valid name for a header that the router asks a proxy to set (RFC 9110, section 5.1).
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+# A name in a header's list of name=share.
+_IN_LIST = re.compile("[!-+./-<>-~-]+")
 
 # Most prefixes of paths, which each unusual path is compared with, and their longest length.
 MAX_PATH_PREFIXES = 256
@@ -96,6 +100,31 @@ def _body_limit(config: Config) -> Iterator[str]:
         yield (
             "extproc.max_body_bytes: must not be above"
             f" envoy.request_body_buffer_limit_bytes ({limit_bytes}): Envoy answers 413 above it"
+        )
+
+
+def _warm_models(config: Config) -> Iterator[str]:
+    models, names = config.policy.warm_models, {model.name for model in config.models}
+    for number, name in enumerate(models):
+        if name not in names:
+            yield f"policy.warm_models[{number}]: {name!r} is the name of no model"
+        elif name in models[:number]:
+            yield f"policy.warm_models[{number}]: {name!r} is there twice"
+        elif not _IN_LIST.fullmatch(name):
+            yield f"policy.warm_models[{number}]: {name!r} cannot be a name in a header's list"
+    if len(models) > MAX_WARM_MODELS:
+        yield f"policy.warm_models: more than {MAX_WARM_MODELS}"
+
+
+def _time_of_warm_models(config: Config) -> Iterator[str]:
+    """Yields a fault if Envoy may not wait until all models are asked, the request's own too."""
+    models, timeout_ms = config.policy.warm_models, config.envoy.message_timeout_ms
+    count = len(models) + any(one.name not in models for one in config.models)
+    if models and count * config.extproc.deadline_ms >= timeout_ms:
+        yield (
+            f"policy.warm_models: a request may be tokenized for {count} models in turn, so"
+            f" {count} times extproc.deadline_ms must be below envoy.message_timeout_ms"
+            f" ({timeout_ms})"
         )
 
 
@@ -687,6 +716,8 @@ def _user(config: Config) -> Iterator[str]:
 _RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     _deadline,
     _body_limit,
+    _warm_models,
+    _time_of_warm_models,
     _shedding,
     _path_prefixes,
     _header_names,

@@ -518,6 +518,11 @@ class Policy:
     classes: Classes | None = setting("classes of requests, which go before each other", None)
     hold: HoldSettings = setting("requests that wait until there is room", HoldSettings)
     hand_tokens: TokenHandover = setting("token ids that go with requests", TokenHandover)
+    warm_models: tuple[str, ...] = setting(
+        "models, at most 8, for each of which requests say in x-kvsteer-warm which share of the "
+        "prompt is held; each costs a tokenization",
+        (),
+    )
     shed: bool = setting("true: answer 429 if all workers are above max_in_flight", default=False)
     refuse: bool = setting("true: answer 503 if no worker may take a request", default=False)
 

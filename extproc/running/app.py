@@ -91,8 +91,8 @@ from extproc.running.restored_workers import (
     RestoredWorkers,
 )
 from extproc.running.state_file import StateCollector, StateFile, read
+from extproc.serving.asking_exchange import service_of
 from extproc.serving.certificates import Certificates
-from extproc.serving.exchange import Service
 from extproc.serving.lean_server import LeanServer
 from extproc.serving.probing import Probing
 from extproc.serving.router import Router
@@ -731,7 +731,7 @@ def _endpoint_file_parts(made: RunningRouter) -> Iterator[Part]:
 
 def _server_part(made: RunningRouter) -> Part:
     """Returns the server of ext_proc."""
-    service = Service(made.config, made.router, made.metrics)
+    service = service_of(made.config, made.router, made.metrics)
     inherited = made.inherited.get("extproc", ())
     server = LeanServer(
         service, made.readiness, certificates=made.certificates, inherited=inherited

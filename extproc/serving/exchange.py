@@ -252,7 +252,8 @@ class Exchange:
     ) -> PickAnswer | Refusal:
         """Returns the answer that names the pick of a request, or refuses it.
 
-        Here, and nowhere else, the headers of `extproc.config.owned_headers` get their values.
+        Here the headers of `extproc.config.owned_headers` get their values, but for the one of an
+        `AskingExchange`.
         """
         service, is_duplex, decision = self._service, self._stream.is_duplex, placed.decision
         if decision.is_steered:

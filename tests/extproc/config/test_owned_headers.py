@@ -36,6 +36,7 @@ CLASSES = Classes("x-class", "one", (ClassSettings("one"), ClassSettings("two", 
             SIDECARS | SECOND_REQUEST,
         ),
         ({"policy": Policy(classes=CLASSES)}, {"x-vllm-priority"}),
+        ({"policy": Policy(warm_models=("m",))}, {"x-kvsteer-warm"}),
     ],
 )
 def test_headers_of_a_feature_are_owned_and_removed_early_where_it_is_on(

@@ -39,6 +39,7 @@ from tests.extproc.config.faults import faults
 
 WORKER = 'workers: [{endpoint: "a:1"}]'
 MODEL = "models: [{name: m}]"
+QUICK = "extproc: {deadline_ms: 20}"
 MIRROR = "disaggregation: {mode: mirror, connector: sglang}"
 
 
@@ -81,6 +82,14 @@ def with_events(rest: str) -> str:
         (
             [MODEL, WORKER, "probe: {token_file: t, listen: here}"],
             "probe.listen: must be host:port, is 'here'",
+        ),
+        (
+            [MODEL, WORKER, "policy: {warm_models: [x]}", QUICK],
+            "policy.warm_models[0]: 'x' is the name of no model",
+        ),
+        (
+            ["models: [{name: 'a, b'}]", WORKER, "policy: {warm_models: ['a, b']}", QUICK],
+            "policy.warm_models[0]: 'a, b' cannot be a name in a header's list",
         ),
         (
             [MODEL, WORKER, "policy: {shed: true}"],
@@ -570,6 +579,39 @@ def test_doubts_accept_a_loopback_router_for_a_local_envoy(router: str) -> None:
 def test_doubts_accept_operator_servers_on_loopback(host: str) -> None:
     envoy = Envoy(admin=f"{host}:9901")
     assert doubts(replace(LISTED, admin=Admin(f"{host}:9090"), envoy=envoy)) == []
+
+
+def test_models_that_are_asked_about_are_named_once_and_few() -> None:
+    names = [f"m{number}" for number in range(10)]
+    models = f"models: [{', '.join(f'{{name: {name}}}' for name in names)}]"
+    named = [*names[:8], "m0"]
+    worker = 'workers: [{endpoint: "a:1", model: m0}]'
+    many, twice = faults(
+        "\n".join([models, worker, QUICK, f"policy: {{warm_models: [{', '.join(named)}]}}"])
+    )
+    assert twice == "policy.warm_models[8]: 'm0' is there twice"
+    assert many == "policy.warm_models: more than 8"
+
+
+@pytest.mark.parametrize(
+    ("named", "deadline_ms", "fault"),
+    [
+        ("a, b", 249, ""),
+        ("a, b", 250, "so 2 times extproc.deadline_ms must be below envoy.message_timeout_ms"),
+        ("a", 249, ""),
+        ("a", 250, "for 2 models in turn, so 2 times extproc.deadline_ms must be below"),
+    ],
+)
+def test_envoy_must_wait_until_each_model_is_asked(
+    named: str, deadline_ms: int, fault: str
+) -> None:
+    models, worker = "models: [{name: a}, {name: b}]", 'workers: [{endpoint: "a:1", model: a}]'
+    extproc = f"extproc: {{deadline_ms: {deadline_ms}}}"
+    text = "\n".join([models, worker, extproc, f"policy: {{warm_models: [{named}]}}"])
+    if not fault:
+        assert parse(text, "c").policy.warm_models == tuple(named.split(", "))
+    else:
+        assert fault in faults(text)[0]
 
 
 @pytest.mark.parametrize(("host", "count"), [("127.0.0.1", 0), ("10.0.0.1", 1)])

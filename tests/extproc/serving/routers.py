@@ -16,6 +16,7 @@ from extproc.requests.request import RoutingRequest
 from extproc.routing.decision import Decision
 from extproc.routing.inputs.query import Query
 from extproc.routing.load.endpoint_load import Ticket
+from extproc.serving.asking_exchange import service_of
 from extproc.serving.exchange import Service
 from extproc.serving.router import Routed, Router, no_more_time
 from kvstate.fleet import FollowedWorkers
@@ -109,7 +110,7 @@ def of(text: str) -> Service:
     config = parse(text, "test")
     workers = Workers(config, FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
     metrics = Metrics(workers.states)
-    return Service(config, Books(config, workers, metrics), metrics)
+    return service_of(config, Books(config, workers, metrics), metrics)
 
 
 def books(one: Service) -> Books:
