@@ -10,6 +10,7 @@ from extproc.base.errors import (
     ExtraError,
     RequestError,
     StartError,
+    UnknownModelError,
     importing_extra,
 )
 from kvstate.errors import KVSteerError
@@ -23,6 +24,11 @@ def test_config_error_lists_all_faults() -> None:
 
 def test_request_error_is_its_reason() -> None:
     assert str(RequestError("bad_json")) == RequestError("bad_json").reason == "bad_json"
+
+
+def test_unknown_model_error_keeps_the_name_out_of_its_text() -> None:
+    error = UnknownModelError("secret project")
+    assert (error.name, "secret" in str(error)) == ("secret project", False)
 
 
 def test_errors_have_one_root() -> None:
