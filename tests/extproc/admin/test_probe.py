@@ -121,6 +121,31 @@ async def test_probe_refuses_what_is_beyond_its_bounds(
     assert says in answer["error"]
 
 
+HOSTILE = [
+    b'{"model":"m","prompt":' + b"[" * 200_000,
+    b'{"model":"m","prompt":[' + b"1," * 400_000 + b"1]}",
+    b'{"model":"m","prompt":[' + b"9" * 100_000 + b"]}",
+    b'{"model":"m","prompt":"\xff\xfe\x00"}',
+    b'{"model":"m",' * 50_000,
+    b'{"model":"m","model":' + b'{"model":' * 50_000,
+    '{"model":"m","prompt":[1]}'.encode("utf-16"),
+    b"\x1f\x8b" + b"x" * 4_096,
+]
+
+
+@pytest.mark.parametrize("body", HOSTILE, ids=range(len(HOSTILE)))
+@pytest.mark.parametrize("models", [[], ["m", "n"]])
+async def test_hostile_body_is_answered_and_breaks_nothing(
+    body: bytes, models: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with probing() as one:
+        status, answer = await one.ask(body, [PATH, *[("model", name) for name in models]])
+        assert (await one.ask())[0] == 200
+    assert status in (200, 404)
+    assert len(answer.get("models", ())) in (0, max(1, len(models)))
+    assert not [one for one in caplog.records if one.levelname in ("ERROR", "CRITICAL")]
+
+
 async def test_probe_refuses_a_long_body_without_a_length_and_a_compressed_one() -> None:
     async def pieces() -> Any:
         for _ in range(50):
