@@ -249,4 +249,9 @@ def play(loop: Loop, contestant: Contestant, seed: int) -> LoopResult:
     if loop.routers > 1:
         tick = TICK_SECONDS if contestant.expects else 0.0
         contestant = contestant._replace(routers=loop.routers, tick_seconds=tick)
-    return _Play(loop, proxy_of(loop.stage, contestant, Arrivals([]), seed)).run(seed)
+    return play_with(loop, proxy_of(loop.stage, contestant, Arrivals([]), seed), seed)
+
+
+def play_with(loop: Loop, proxy: Proxy, seed: int) -> LoopResult:
+    """Returns what a proxy makes of a loop."""
+    return _Play(loop, proxy).run(seed)

@@ -6,15 +6,13 @@ import multiprocessing
 import os
 import time
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 from routing_closed_cells import Loop
 from routing_closed_play import LoopResult, play
-
-from kvtools.whatif.routers import Contestant
 
 
 def add_run_arguments(parser: ArgumentParser) -> None:
@@ -25,11 +23,19 @@ def add_run_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a table to a file")
 
 
+class Named(Protocol):
+    """A contestant of any kind; its `repr` says all of it."""
+
+    @property
+    def name(self) -> str:
+        """The name by which it is shown."""
+
+
 class Job(NamedTuple):
     """One run."""
 
     loop: Loop
-    contestant: Contestant
+    contestant: Named
     seed: int
 
     @property
@@ -39,9 +45,16 @@ class Job(NamedTuple):
 
 
 class Runs:
-    """The results of runs, by their keys. keep: a file that has earlier ones, and gets new ones."""
+    """The results of runs, by their keys.
 
-    def __init__(self, jobs: int, keep: Path | None) -> None:
+    keep: a file that has earlier ones, and gets new ones. plays: makes a result of a run, by its
+    loop, contestant and seed; a function of a module, so that other processes find it.
+    """
+
+    def __init__(
+        self, jobs: int, keep: Path | None, plays: Callable[..., LoopResult] = play
+    ) -> None:
+        self._plays = plays
         # contents are made in each process, so nothing but what they are made of is sent
         start = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(jobs, mp_context=start)
@@ -57,7 +70,7 @@ class Runs:
     def play(self, jobs: Sequence[Job]) -> None:
         """Plays all that have no result yet."""
         missing = [one for one in jobs if one.key not in self._results]
-        playing = {self._pool.submit(_timed, one): one for one in missing}
+        playing = {self._pool.submit(_timed, self._plays, one): one for one in missing}
         for done in as_completed(playing):
             result, seconds = done.result()
             self._results[playing[done].key] = result
@@ -77,9 +90,7 @@ class Runs:
         with self._keep.open("a") as file:
             file.write("\n" + json.dumps(line))  # begins anew after a line that was cut off
 
-    def results(
-        self, loop: Loop, contestant: Contestant, seeds: Sequence[int]
-    ) -> Sequence[LoopResult]:
+    def results(self, loop: Loop, contestant: Named, seeds: Sequence[int]) -> Sequence[LoopResult]:
         """Returns the results of a contestant in a cell, one for each seed."""
         return [self._results[Job(loop, contestant, seed).key] for seed in seeds]
 
@@ -91,6 +102,6 @@ def _kept(keep: Path) -> Iterator[tuple[str, LoopResult]]:
             yield found["key"], LoopResult(**found["result"])
 
 
-def _timed(job: Job) -> tuple[LoopResult, float]:
+def _timed(plays: Callable[..., LoopResult], job: Job) -> tuple[LoopResult, float]:
     began = time.process_time()
-    return play(*job), time.process_time() - began
+    return plays(*job), time.process_time() - began

@@ -10,7 +10,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import islice, pairwise
 from random import Random
 from typing import Any, NamedTuple, Protocol
@@ -42,6 +42,7 @@ from extproc.routing.load.endpoint_load import EndpointLoad, LoadSample, Ticket
 from extproc.routing.load.loads import PREFILL_TOKENS_PER_SECOND, Loads
 from extproc.routing.priorities import SECONDS_OF_PREFILL
 from extproc.routing.store_share import StoreShare
+from extproc.routing.warmth import Warmth, warmth_of
 from extproc.sharing.messages import keys_of, worker_id
 from extproc.sharing.other_routers import OtherRouters, SharedWorker
 from extproc.sharing.reporter import LEAST_UNCACHED_TOKENS, Reporter
@@ -427,7 +428,23 @@ class RouterExchange:
         heapq.heappush(self._appointments, _ScheduledMessages(at, self._count, sender, messages))
 
 
-class _Router:
+class BlocksInView(Protocol):
+    """What a router knows of its engines' blocks, by their numbers."""
+
+    def update(self, now: float) -> None:
+        """Applies the events that have become visible."""
+
+    def holds(self, number: int, block: int) -> bool:
+        """Returns whether an engine is known to hold a block."""
+
+    def overlaps(self, blocks: Sequence[int]) -> dict[str, Overlap]:
+        """Returns the leading blocks that each engine is known to hold, by the engine's name."""
+
+    def stored(self, blocks: Sequence[int], since: float) -> int:
+        """Returns how many leading blocks the store has, of those stored since then."""
+
+
+class SimulatedRouter:
     """One router with its own view of the fleet.
 
     view: the blocks that the engines hold according to their events, common to all routers. sharer:
@@ -439,7 +456,7 @@ class _Router:
         stage: Stage,
         contestant: Contestant,
         fleet: ModelledFleet,
-        view: View,
+        view: BlocksInView,
         number: int,
         seed: int,
     ) -> None:
@@ -568,6 +585,15 @@ class _Router:
         self._open[id(request)] = (ticket, claim, fetch)
         return int(served)
 
+    def probe(self, request: Request, now: float) -> Warmth:
+        """Returns what a request would find at its pick; nothing is booked."""
+        self.know()
+        decision = self._decide(request, now)
+        basis = decision.basis
+        at = [worker.name for worker in basis.workers].index(decision.worker)
+        load = partial(self._loads.load, now=now)
+        return warmth_of(basis, at, load, self._contestant.prefill_rate)
+
     def _records(self, _: str) -> Iterable[Holdings]:
         return [self._holdings[name] for name in self._present]
 
@@ -674,12 +700,12 @@ class _Routers:
         self.fleet = stage.fleet()
         self.requests: Sequence[Request] = given.fresh()
         view, numbers = View(self.fleet), range(contestant.routers)
-        self.all = [_Router(stage, contestant, self.fleet, view, n, seed) for n in numbers]
+        self.all = [SimulatedRouter(stage, contestant, self.fleet, view, n, seed) for n in numbers]
         self._chance = Random(seed + 5)
         self._strangers = Random(seed + 99)
         sharers = [one.sharer for one in self.all if one.sharer is not None]
         self._exchange = RouterExchange(sharers, contestant.tick_seconds, self._chance)
-        self._by_number: dict[int, _Router] = {}
+        self._by_number: dict[int, SimulatedRouter] = {}
         self._learns = contestant.learns
         self._holds = contestant.hold.enabled
         self._waiting: dict[Place, Request] = {}
@@ -705,7 +731,7 @@ class _Routers:
             self._exchange.note_sent(number, now)
         return served
 
-    def _drawn(self, request: Request) -> _Router:
+    def _drawn(self, request: Request) -> SimulatedRouter:
         router = self._by_number[id(request)] = self._chance.choice(self.all)
         return router
 
