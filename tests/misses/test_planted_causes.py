@@ -68,6 +68,7 @@ async def test_verdicts_name_a_few_planted_causes_and_their_places(tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_800)
 async def test_verdicts_name_nineteen_of_twenty_planted_causes_and_their_places(
     tmp_path: Path,
 ) -> None:
