@@ -4,7 +4,8 @@
 
 Needs the clients of `python -m tests.clients.install`. Each client converses four times, of which
 once it compacts what was said. Whatever names this machine or its user is replaced by neutral
-words, the same ones everywhere, and whatever names a conversation by made-up ids.
+words, the same ones everywhere, and whatever names a conversation by made-up ids. The words of
+what clients say by themselves are made up as well (`wording`).
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from tests.clients.scripted_model import Body, Calls, Plan, Usage, schemas_of
 from tests.clients.sessions import say
 from tests.clients.starts import CONTEXT_TOKENS, MODEL, STARTS, Start
 from tests.misses.recordings import CLIENTS, Asked, Conversation, write
+from tests.misses.wording import reworded
 
 # What the home and the machine are called in recordings.
 HOME = "/home/dev"
@@ -182,7 +184,8 @@ class _Neutral:
             for name, value in sent.headers.items()
             if not _LEFT_OUT.fullmatch(name.lower())
         }
-        return Asked(sent.path, headers, json.loads(self._words(json.dumps(sent.body))))
+        body = json.loads(self._words(json.dumps(sent.body)))
+        return Asked(sent.path, headers, reworded(body))
 
     def _words(self, text: str) -> str:
         for home, neutral in self._homes.items():
