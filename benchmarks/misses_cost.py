@@ -14,7 +14,7 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -66,42 +66,42 @@ def _held(bench: Bench, worker: str, prompt: Prompt) -> int:
     return 0 if found is None else found.certain_tokens
 
 
-async def _spent(bench: Bench, bodies: Sequence[str]) -> float:
-    """Returns the microseconds of CPU for one decision and its end."""
-    router, spent = bench.router, 0.0
-    gc.collect()
-    idle = asyncio.all_tasks()
-    for text in bodies:
-        body = text.encode()
-        prompt = Prompt("tiny", bench.tokenizer.encode(parse(CHAT_PATH, body).prompts[0]))
-        request = RoutingRequest(Head("POST", CHAT_PATH, len(body)), body)
-        before = time.process_time()
-        decision, ticket = await router.route(request)
-        assert ticket is not None
-        router.release(ticket)
-        tell(router.hooks.note_end, decision, None, is_booked=True, is_sent=True)
-        if examining := asyncio.all_tasks() - idle:
-            await asyncio.wait(examining)
-        spent += time.process_time() - before
-        await _stored(bench, decision.worker, prompt)
-    return spent * 1e6 / len(bodies)
+async def _spent(bench: Bench, text: str) -> float:
+    """Returns the seconds of CPU for one decision and its end."""
+    router, body = bench.router, text.encode()
+    prompt = Prompt("tiny", bench.tokenizer.encode(parse(CHAT_PATH, body).prompts[0]))
+    request = RoutingRequest(Head("POST", CHAT_PATH, len(body)), body)
+    idle, before = asyncio.all_tasks(), time.process_time()
+    decision, ticket = await router.route(request)
+    assert ticket is not None
+    router.release(ticket)
+    tell(router.hooks.note_end, decision, None, is_booked=True, is_sent=True)
+    if examining := asyncio.all_tasks() - idle:
+        await asyncio.wait(examining)
+    spent = time.process_time() - before
+    await _stored(bench, decision.worker, prompt)
+    return spent
 
 
 async def _rows(one: Run) -> None:
     for has_clock in (False, True):
-        on, off = Bench(8, more=ON), Bench(8)
-        for bench in (on, off):
+        benches = Bench(8, more=ON), Bench(8)
+        for bench in benches:
             await bench.start()
-        spent: dict[Bench, list[float]] = {on: [], off: []}
-        for seed in range(one.amount(2, 6, 24)):
-            bodies = list(turns(seed, has_clock=has_clock))
-            for bench in (on, off) if seed % 2 else (off, on):
-                spent[bench].append(await _spent(bench, bodies))
+        spent: dict[Bench, list[float]] = {bench: [] for bench in benches}
+        for seed in range(one.amount(2, 6, 48)):
+            sums = dict.fromkeys(benches, 0.0)
+            gc.collect()
+            for at, text in enumerate(turns(seed, has_clock=has_clock)):
+                for bench in benches if at % 2 else benches[::-1]:
+                    sums[bench] += await _spent(bench, text)
+            for bench in benches:
+                spent[bench].append(sums[bench] * 1e6 / TURNS)
         what = "a clock" if has_clock else "goes on"
         goal = None if has_clock else GOAL
-        ours, reference = Figure(spent[on]), Figure(spent[off])
+        ours, reference = map(Figure, spent.values())
         one.add([Row(f"CPU of a turn (us), {what}", ours, reference, goal)])
-        for bench in (on, off):
+        for bench in benches:
             await bench.close()
 
 
