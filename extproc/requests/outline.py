@@ -141,7 +141,9 @@ class Outline(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-class _OutlineBody(msgspec.Struct, gc=False):
+class SaidBody(msgspec.Struct, gc=False):
+    """The fields of a body, of any API, that say what a conversation says; each holds any JSON."""
+
     tools: Any = None
     functions: Any = None
     system: Any = None
@@ -161,7 +163,7 @@ class _User(msgspec.Struct, gc=False):
 
 
 _user = msgspec.json.Decoder(_User)
-_body = msgspec.json.Decoder(_OutlineBody)
+said_body = msgspec.json.Decoder(SaidBody)
 _sorted = msgspec.json.Encoder(order="sorted")
 
 
@@ -180,7 +182,7 @@ def outline_of(body: bytes, digests: MediaDigests = _unkeyed) -> Outline:
         return beginning_of(body)
     try:
         refuse_costly(body)
-        said = _body.decode(body)
+        said = said_body.decode(body)
         made = _outline(_pieces(said, digests))
         session = session_of(said.metadata, said.conversation, said.prompt_cache_key)
         return replace(made, session=session, previous=_named(said.previous_response_id))
@@ -248,7 +250,7 @@ class _Media(bytes):
     kind = ""
 
 
-def _pieces(body: _OutlineBody, digests: MediaDigests) -> Iterator[bytes]:
+def _pieces(body: SaidBody, digests: MediaDigests) -> Iterator[bytes]:
     """Yields the canonical form, which has no more objects at a time than the body."""
     for tools in (body.tools, body.functions):
         for tool in tools if isinstance(tools, list) else ():

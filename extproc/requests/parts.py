@@ -15,7 +15,7 @@ import xxhash
 from extproc.base.errors import RequestError
 from extproc.requests.costly_json import refuse_costly
 from extproc.requests.messages_request import BILLING_LINE
-from extproc.requests.outline import session_of
+from extproc.requests.outline import SaidBody, said_body, session_of
 
 # Longer bodies are not read for this.
 MAX_BYTES = 4 * 1024 * 1024
@@ -62,20 +62,6 @@ class Said(NamedTuple):
     session: str = ""
 
 
-class _Body(msgspec.Struct, gc=False):
-    tools: Any = None
-    functions: Any = None
-    system: Any = None
-    instructions: Any = None
-    messages: Any = None
-    input: Any = None
-    prompt: Any = None
-    prompt_cache_key: Any = None
-    metadata: Any = None
-    conversation: Any = None
-
-
-_decoder = msgspec.json.Decoder(_Body)
 _SYSTEM_ROLES = frozenset(("system", "developer"))
 
 # Roles, and types of items, that are shown; what else a client writes there is not.
@@ -106,14 +92,14 @@ def parts_of(body: bytes) -> Said:
         raise RequestError("body_too_large")
     refuse_costly(body)
     try:
-        said = _decoder.decode(body)
+        said = said_body.decode(body)
         parts = [*_tools(said), *_systems(said), *_turns(said)]
         return Said(parts, session_of(said.metadata, said.conversation, said.prompt_cache_key))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         raise RequestError("bad_json") from None
 
 
-def _tools(body: _Body) -> Iterator[Part]:
+def _tools(body: SaidBody) -> Iterator[Part]:
     index = 0
     for tools in (body.tools, body.functions):
         for tool in tools if isinstance(tools, list) else ():
@@ -133,13 +119,13 @@ def _of_tool(tool: object) -> Iterator[str]:
     yield msgspec.json.encode(shown, order="sorted").decode("utf-8", "replace")
 
 
-def _systems(body: _Body) -> Iterator[Part]:
+def _systems(body: SaidBody) -> Iterator[Part]:
     texts = [text for said in (body.system, body.instructions) for text in _texts(said)]
     for index, text in enumerate(filter(None, map(_stable, texts))):
         yield Part(Place.SYSTEM, index, (text,), "system")
 
 
-def _turns(body: _Body) -> Iterator[Part]:
+def _turns(body: SaidBody) -> Iterator[Part]:
     """Yields the turns; one of the system at their head is a part of the system."""
     index = systems = 0
     for turns in (body.messages, body.input, body.prompt):

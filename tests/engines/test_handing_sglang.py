@@ -5,11 +5,9 @@ without SGLang's own kernels, a module that stands in for `sgl_kernel` does, sin
 """
 
 import random
-from collections import Counter
 from collections.abc import AsyncIterator
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -18,8 +16,8 @@ from extproc.requests.prompt import CONVERSATION, FORM_NAMES, GIVEN
 from kvtools.simulator.settings import TINY_MODEL
 from tests.engines import sglang_engine
 from tests.engines.sglang_engine import TINY, SglangEngine
-from tests.engines.test_handing import BLOCKS, CHATS, HANDING, Handed
-from tests.engines.test_vllm import Body, report, router_before, text
+from tests.engines.test_handing import BLOCKS, CHATS, HANDING, Handed, check_same
+from tests.engines.test_vllm import Body, router_before, text
 from tests.engines.vllm_engine import Model
 from tests.system.system import CHAT
 from tests.waiting import until
@@ -83,18 +81,7 @@ async def handed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Hand
 
 
 async def test_answers_are_the_same_with_ids_and_without(handed: Handed) -> None:
-    await handed.proved()
-    different: list[Any] = []
-    counts = Counter[tuple[str, int]]()
-    for path, body in requests(REQUESTS):
-        plain, through = await handed.compared(path, body)
-        counts[path, plain[0]] += 1
-        if plain != through:
-            different.append((path, body, plain, through))
-    outcomes = await handed.outcomes()
-    report("paths and statuses; outcomes", (dict(counts), dict(outcomes)))
-    assert not different, different[:3]
-    assert outcomes["handed"] > REQUESTS / 2
+    await check_same(handed, requests(REQUESTS))
 
 
 # As SGLang's own "chatml" writes conversations without tools.

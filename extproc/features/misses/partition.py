@@ -81,7 +81,7 @@ class Held(msgspec.Struct, frozen=True, gc=False):
 def partition(held: Held) -> Tokens:
     """Returns how many tokens of a prompt there are of each cause; they add up to the prompt.
 
-    An engine reuses whole blocks, and computes the last token always.
+    An engine reuses whole blocks, and not the last token (`usable_tokens`).
     """
     prompt, reused = held.prompt, min(held.reused, held.prompt)
     if held.last is None:
