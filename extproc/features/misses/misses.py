@@ -14,7 +14,7 @@ examined apart, in a thread: it may begin a conversation, or change one.
 import asyncio
 import logging
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -120,7 +120,7 @@ class Misses(Feature):
         self.prompts = LastPrompts(rules.memory_bytes)
         self.totals = Totals(rules.worker_price_per_hour)
         self._clients = ClientKinds()
-        self._growth: defaultdict[str, Growth] = defaultdict(Growth)
+        self._growth: dict[str, Growth] = {}
         self._examining = Examining()
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: dict[int, _Turn] = {}  # by the identity of their decisions
@@ -216,7 +216,14 @@ class Misses(Feature):
     def _note_growth(self, turn: _Turn) -> None:
         verdict, held = turn.verdict, turn.verdict.held
         sender = f"{verdict.client} (tenant {verdict.tenant})" if verdict.tenant else verdict.client
-        self._growth[verdict.worker].add(sender, held.prompt - held.reused, turn.sent.at)
+        growth = self._growth.get(verdict.worker) or self._growth_of(verdict.worker)
+        growth.add(sender, held.prompt - held.reused, turn.sent.at)
+
+    def _growth_of(self, worker: str) -> Growth:
+        """Returns the growth of a worker that is new; forgets those of workers that are gone."""
+        records = self._workers.records
+        self._growth = {name: one for name, one in self._growth.items() if name in records}
+        return self._growth.setdefault(worker, Growth())
 
     def _say_why(self, turn: _Turn, before: Sent) -> None:
         """Says why a worker lacks what a conversation keeps of its last prompt."""
