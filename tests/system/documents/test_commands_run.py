@@ -16,7 +16,7 @@ import pytest_asyncio
 import yaml
 
 from tests.documented import PAGES, ROOT, commands_of
-from tests.ports import free_port
+from tests.ports import free_port, free_ports_apart
 from tests.system.envoy_process import ENVOY
 from tests.system.ingresses.existing_envoy import plain_envoy
 from tests.system.system import System, chat, long_text, running
@@ -144,13 +144,18 @@ class Reader:
             text = text.replace(there, here)
         if "--request-id ID" in text:
             text = text.replace("ID", await self._request_id(), 1)
+        if "REQUEST" in text:
+            text = text.replace("REQUEST", await self._judged())
+        text = text.replace("CONVERSATION", "1")
         text = re.sub(r"--seconds \d+", "--seconds 5", text)
         text = re.sub(r"\bcurl ", "curl --fail-with-body -s ", text)
         if text == "kvsteer health":
             config = yaml.safe_load(self.system.config_file.read_text())
             text += f" --at {config['extproc']['listen']}"
         return re.sub(
-            r"\bkvsteer (top|explain|report)\b", rf"kvsteer \1 --admin {self.system.admin}", text
+            r"\bkvsteer (top|explain|report|why)\b",
+            rf"kvsteer \1 --admin {self.system.admin}",
+            text,
         )
 
     def _places(self) -> Mapping[str, str]:
@@ -164,6 +169,7 @@ class Reader:
             "http://envoy:10000": system.envoy,
             "http://127.0.0.1:9090": system.admin,
             "http://127.0.0.1:9091": system.metrics,
+            "http://127.0.0.1:9092": f"http://{self._probe()}",
             "127.0.0.1:9090": system.admin,
             "localhost:9090": system.admin,
             "envoy:9901": system.envoy_admin.removeprefix("http://"),
@@ -186,6 +192,22 @@ class Reader:
         async with self.system.session.get(f"{self.system.admin}/decisions") as response:
             found: str = (await response.json())["decisions"][-1]["request_id"]
             return found
+
+    async def _judged(self) -> str:
+        """The id of a request whose prompt was judged."""
+        name = await self._request_id()
+
+        async def is_judged() -> bool:
+            url = f"{self.system.admin}/misses?request_id={name}"
+            async with self.system.session.get(url) as response:
+                return bool((await response.json())["turns"])
+
+        await until(is_judged, "the request is judged")
+        return name
+
+    def _probe(self) -> str:
+        config = yaml.safe_load(self.system.config_file.read_text())
+        return str(config["probe"]["listen"])
 
     async def heal(self) -> None:
         """Takes back what a command may have changed."""
@@ -211,7 +233,13 @@ async def reader(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Read
     changes = {
         "accounting": {"responses": "usage"},
         "recorder": {"file": str(directory / "trace.jsonl")},
+        "misses": {"enabled": True},
+        "probe": {
+            "token_file": str(directory / "probe-token"),
+            "listen": f"127.0.0.1:{free_ports_apart(2)}",
+        },
     }
+    (directory / "probe-token").write_text("no-token-but-of-its-length")
     async with running(workers=2, changes=changes, misbehave=True) as system:
         _furnish(directory, system)
         for seed in ("alpha", "beta", "gamma"):
@@ -236,7 +264,7 @@ def _furnish(directory: Path, system: System) -> None:
     (directory / "other").mkdir()
     own = {
         name: {**config.get(name, {}), "listen": f"127.0.0.1:{free_port()}"}
-        for name in ("extproc", "admin", "metrics")
+        for name in ("extproc", "admin", "metrics", "probe")
     }
     own |= {"recorder": {}, "state": {"file": str(directory / "other" / "state")}}
     (directory / "other" / "kvsteer.yaml").write_text(yaml.safe_dump(config | own))
