@@ -102,6 +102,10 @@ async def test_report_has_the_demos_table(demo: Demo) -> None:
     assert said == [percent(demo.column("cached share")[name]) for name in COLUMNS]
 
 
+# How far a share of one decimal may be from the same one without, each rounded by itself.
+ROUNDED = 0.56
+
+
 async def test_whatif_shows_what_was_recorded_as_the_demo_and_the_rest_as_simulated(
     demo: Demo,
 ) -> None:
@@ -117,7 +121,10 @@ async def test_whatif_shows_what_was_recorded_as_the_demo_and_the_rest_as_simula
     assert not any("cached share" in line for line in lines[:at])
     for name, placed_by in RECORDED.items():
         row = next(line for line in lines[at:] if line.startswith(placed_by))
-        assert percent(row) == percent(demo.column("cached share")[name])
+        share = re.search(r"([\d.]+)%", row)
+        assert share is not None
+        shown = percent(demo.column("cached share")[name])
+        assert abs(float(share[1]) - shown) <= ROUNDED  # one has a digit more
         assert float(row.split()[-3]) > 0  # answers are streamed, so there are times
     assert lines[-1].startswith("How many workers fewer would do is not said: ")
 
