@@ -15,9 +15,6 @@ from extproc.commands.layout import Layout, Tone, cut, layout_of
 from extproc.commands.router_url import add_admin
 from extproc.commands.terminal import plain, table
 
-# Causes that are no waste.
-_FINE = frozenset(("reused", "new", "first", "block"))
-
 # What each cause says; docs/why-computed-again.md says more.
 _GLOSSES = {
     "reused": "in the worker's cache",
@@ -111,10 +108,12 @@ def _turn(one: Turn) -> str:
 def _causes(tokens: Mapping[str, int], total: int, layout: Layout) -> Iterator[str]:
     for cause, count in sorted(tokens.items(), key=lambda one: -one[1]):
         share = count / total
-        tone = Tone.GOOD if cause == "reused" else Tone.BAD if cause not in _FINE else Tone.FAINT
+        gloss = _GLOSSES.get(cause, "")
+        is_again = gloss.startswith("again")
+        tone = Tone.GOOD if cause == "reused" else Tone.BAD if is_again else Tone.FAINT
         bar = layout.bar(share, _BAR_CELLS)
         name = layout.tone(f"{plain(cause):<11}", tone)
-        yield f"  {name} {count:>13,} {share:>6.1%} {bar} {_GLOSSES.get(cause, '')}".rstrip()
+        yield f"  {name} {count:>13,} {share:>6.1%} {bar} {gloss}".rstrip()
 
 
 def _clients(clients: Sequence[Sender]) -> list[str]:
@@ -126,7 +125,6 @@ def _clients(clients: Sequence[Sender]) -> list[str]:
 
 
 def _client(one: Sender, *, has_price: bool) -> list[str]:
-    again = {cause: count for cause, count in one.tokens.items() if cause not in _FINE}
     total = max(1, one.prompt_tokens)
     name = one.client + (f" ({one.tenant})" if one.tenant else "")
     row = [
@@ -135,9 +133,9 @@ def _client(one: Sender, *, has_price: bool) -> list[str]:
         f"{one.turns:,}",
         f"{one.prompt_tokens:,}",
         f"{one.tokens.get('reused', 0) / total:.1%}",
-        f"{sum(again.values()) / total:.1%}",
+        f"{one.again_tokens / total:.1%}",
         f"{one.again_seconds:,.1f} s",
-        plain(max(again, key=lambda cause: again[cause], default="-")),
+        plain(one.cause) or "-",
     ]
     row[7:7] = [f"{one.again_price or 0.0:.3g}"] if has_price else []
     return row

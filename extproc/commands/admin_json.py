@@ -52,7 +52,11 @@ class Break(msgspec.Struct, frozen=True):
 
 
 class Sender(msgspec.Struct, frozen=True):
-    """One of `clients` in GET /misses. tokens: by cause. Prices: None if none is configured."""
+    """One of `clients` in GET /misses.
+
+    tokens: by cause. cause: of most of those computed again, "" if none were. Prices: None if none
+    is configured.
+    """
 
     model: str
     client: str
@@ -60,6 +64,8 @@ class Sender(msgspec.Struct, frozen=True):
     turns: int
     prompt_tokens: int
     tokens: dict[str, int]
+    again_tokens: int
+    cause: str
     saved_seconds: float
     again_seconds: float
     again_price: float | None = None

@@ -25,6 +25,7 @@ from extproc.config.fleet_rules import (
 from extproc.config.owned_headers import RESERVED
 from extproc.config.policies import POLICIES, header_keys
 from extproc.config.schema import (
+    UNREAD,
     USAGE,
     Config,
     Envoy,
@@ -335,7 +336,7 @@ def _told_misses(config: Config) -> Iterator[str]:
         return
     if not config.misses.enabled:
         yield "misses.response_headers: needs misses.enabled: true"
-    if config.accounting.responses == "none":
+    if config.accounting.responses == UNREAD:
         yield "misses.response_headers: needs accounting.responses: headers or usage, to change any"
 
 

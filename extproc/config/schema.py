@@ -46,7 +46,7 @@ from extproc.config.sections import (
 )
 
 # Each value includes the ones before it.
-*_, USAGE = RESPONSES = ("none", "headers", "usage")
+UNREAD, _, USAGE = RESPONSES = ("none", "headers", "usage")
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ class Exchange:
         """
         service = self._service
         route = service.router.route
-        if service.names:
+        if service.passes_named:
             request = replace(request, named=self._named)
         if not service.prepares:
             return self._place(await route(request, self._traceparent, ask_for_time), request)

@@ -58,7 +58,7 @@ class OtherModels:
     async def shares(self, request: RoutingRequest, named: TrustedHeaders) -> Mapping[str, float]:
         """Returns the share for each model that a request does not name itself.
 
-        A model that cannot know the prompt has none. It waits as `Router.route` does. request: as
+        A model whose prompt is not known has none. It waits as `Router.route` does. request: as
         the client sent it, since each model's workers may get another salt.
         """
         body = request.body
@@ -86,7 +86,7 @@ class OtherModels:
 
 
 def _share(seen: Foreseen | Refused) -> float | None:
-    """Returns the share of a prompt that a fleet holds, None if it cannot know the prompt."""
+    """Returns the share of a prompt that a fleet holds, None if its prompt is not known."""
     if isinstance(seen, Refused) or not (seen.query.prompts and seen.decision.pick):
         return None
     return warm_share(seen.decision)

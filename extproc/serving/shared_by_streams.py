@@ -25,7 +25,7 @@ class SharedByStreams:
     """What all streams of a server share.
 
     monotonic: a clock in seconds, for the times of responses. is_traced: whether requests are
-    traced. names: whether requests are to have the values of features' headers. looks_at_headers:
+    traced. passes_named: whether requests are to have the values of features' headers. looks_at_headers:
     whether requests' headers say more than a stream reads. accounts: whether responses are
     accounted for. reads_usage: whether their reported tokens are, too.
     hooks: of enabled features. decoder: of the proxy's messages.
@@ -50,8 +50,8 @@ class SharedByStreams:
         self.reads_usage = config.accounting.responses == "usage"
         self.preparation = router.preparation
         self.prepares = router.preparation.is_needed
-        self.names = router.hooks.wants_named
-        self.looks_at_headers = self.prepares or self.is_traced or self.names
+        self.passes_named = router.hooks.wants_named
+        self.looks_at_headers = self.prepares or self.is_traced or self.passes_named
         self.joining = ThreadPoolExecutor(1, thread_name_prefix="joining")
         self.endpoints = endpoints_named(config.policy, is_duplex=False)
         self.duplex_endpoints = endpoints_named(config.policy, is_duplex=True)

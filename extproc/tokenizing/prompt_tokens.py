@@ -122,7 +122,7 @@ class PromptTokens:
         return model in self._hung
 
     def text_of(self, model: str) -> Callable[[Tokens], str] | None:
-        """Returns what turns a model's ids into text, None if the router cannot."""
+        """Returns what turns a model's ids into text, None if a worker tokenizes, or nobody."""
         found = self._tokenizers.get(model)
         return None if found is None or isinstance(found, RemoteTokenizer) else found.text_of
 

@@ -16,6 +16,7 @@ TURN = Turn(0.0, "r", 7, 2, "claude-cli", "w1", 100, {"reused": 100}, "100 of 10
 def sender(client: str, **fields: Any) -> Sender:
     tokens = {"reused": 10, "changed": 80, "new": 10}
     known: dict[str, Any] = {"tokens": tokens, "saved_seconds": 0.1, "again_seconds": 1.26}
+    known |= {"again_tokens": 80, "cause": "changed"}
     known |= {"model": "m", "client": client, "tenant": "", "turns": 3, "prompt_tokens": 100}
     return Sender(**known | fields)
 
@@ -38,7 +39,7 @@ def test_who_breaks_the_cache_comes_first() -> None:
 
 def test_clients_are_shown_with_what_they_cost() -> None:
     priced = sender("a", tenant="0badcafe", again_price=0.00034)
-    lines = picture(misses(clients=[priced, sender("b", tokens={"reused": 9})]), PLAIN)
+    lines = picture(misses(clients=[priced, sender("b", again_tokens=0, cause="")]), PLAIN)
     (first, second) = [line.split() for line in lines if line.startswith(("a ", "b "))]
     assert first == [
         "a",

@@ -1,7 +1,6 @@
 """What has come to a worker lately, by who sent it: that is what evicts the caches of others."""
 
 from collections import Counter
-from collections.abc import Hashable
 
 # New tokens are counted by spans of so many seconds, and remembered for so many spans.
 SPAN_SECONDS = 15.0
@@ -10,8 +9,6 @@ SPANS = 240
 # Most senders that are told apart in one span; the others count as one.
 MOST_SENDERS = 64
 OTHERS = "others"
-
-Sender = Hashable
 
 
 class Growth:

@@ -190,7 +190,7 @@ class Misses(Feature):
         old, new = last.tokens, turn.prompt.tokens
         kept = len(old)
         asked = kept - ASKING_TOKENS
-        if old[asked:] != new[asked:kept]:  # what asks for an answer is not always kept
+        if old[asked:] != new[asked:kept]:  # what asked for the answer differs
             kept = max(0, asked)
             while kept < len(new) and old[kept] == new[kept]:
                 kept += 1
@@ -457,7 +457,7 @@ def _said(body: bytes) -> Said:
 
 
 def _is_beyond(query: Query) -> bool:
-    """Returns whether a request's tokens cannot be told apart by what became of them."""
+    """Returns whether it is not looked for what became of a request's tokens."""
     media = query.media
     return query.answers != 1 or not query.reads_cache or (media is not None and not media.is_whole)
 

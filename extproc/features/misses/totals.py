@@ -7,7 +7,7 @@ import msgspec
 
 from extproc.features.misses.breaks import BreakKey, Breaks, said
 from extproc.features.misses.breaks import as_json as break_as_json
-from extproc.features.misses.partition import Cause, computed_again
+from extproc.features.misses.partition import Cause, computed_again, main_cause
 from extproc.features.misses.verdicts import Verdict
 
 # Most senders that are told apart: models, clients and tenants together.
@@ -104,6 +104,7 @@ class Totals:
         ranked = sorted(self._sent.items(), key=lambda one: -one[1].again_seconds)
         return {
             "tokens": {cause.value: count for cause, count in tokens.items()},
+            "again_tokens": again,
             "breaks": [break_as_json(*one, again) for one in self._breaks.worst()[:MOST_SHOWN]],
             "clients": [self._sender_as_json(*one) for one in ranked],
         }
@@ -115,6 +116,8 @@ class Totals:
             "turns": sent.turns,
             "prompt_tokens": sent.tokens.total(),
             "tokens": {cause.value: count for cause, count in sent.tokens.items() if count},
+            "again_tokens": computed_again(sent.tokens),
+            "cause": main_cause(sent.tokens) or "",
             "saved_seconds": round(sent.saved_seconds, 3),
             "again_seconds": round(sent.again_seconds, 3),
             "saved_price": round(sent.saved_seconds * hour, 4) if hour else None,

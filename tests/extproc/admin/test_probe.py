@@ -256,3 +256,19 @@ def test_token_that_no_header_can_have_is_refused_at_the_start(tmp_path: Path) -
         token_in(str(file))
     file.write_text(f"{TOKEN}\n")
     assert token_in(str(file)) == TOKEN.encode()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=64))
+def test_token_is_what_a_header_can_have_whatever_is_in_the_file(
+    tmp_path: Path, content: bytes
+) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(content)
+    try:
+        token = token_in(str(file))
+    except StartError:
+        return
+    assert len(token) >= 16
+    assert token.decode("ascii").isprintable()
+    assert not token.split()[1:]

@@ -1,12 +1,15 @@
 from array import array
 from collections.abc import Sequence
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.features.misses import change
 from extproc.features.misses.change import (
     FEW_TOKENS,
+    MOST_PLACES,
     WINDOW,
     Kind,
     difference,
@@ -114,6 +117,14 @@ def test_both_prompts_go_on_alike_behind_a_difference(
 
 def test_bytes_of_tokens_that_lie_across_others_are_not_found() -> None:
     assert found_share(array("I", [1] * WINDOW), array("I", [256] * 2 * WINDOW), 0) == 0.0
+
+
+@given(st.lists(st.integers(0, 2), max_size=3_000), st.lists(st.integers(1, 3), max_size=3_000))
+def test_few_places_of_a_prompt_are_looked_for(old: Sequence[int], new: Sequence[int]) -> None:
+    with mock.patch.object(change, "_find", wraps=change._find) as find:
+        difference(array("I", old), array("I", new), 0)
+    found_at_regular_places, begins_and_ends = MOST_PLACES // 4, 3
+    assert find.call_count <= MOST_PLACES + found_at_regular_places + begins_and_ends
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=WINDOW, max_size=200))

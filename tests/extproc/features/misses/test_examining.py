@@ -1,6 +1,9 @@
 import threading
+from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from extproc.features.misses.examining import (
     ADVANCE_SECONDS,
@@ -10,6 +13,7 @@ from extproc.features.misses.examining import (
     SHARE,
     Examining,
 )
+from tests.extproc.settled import at_once
 
 
 class Clock:
@@ -51,3 +55,23 @@ async def test_short_work_is_done_at_once() -> None:
     examining, here = Examining(), threading.get_ident()
     assert await examining.run(threading.get_ident, HERE_BYTES) == here
     assert await examining.run(threading.get_ident) != here
+
+
+PIECES = st.lists(st.tuples(st.floats(0, 30), st.floats(0, 0.5)), max_size=40)
+
+
+@given(PIECES)
+def test_no_more_than_its_share_is_used_but_for_the_advance_and_one_piece(
+    pieces: list[tuple[float, float]],
+) -> None:
+    clock, spent = Clock(), 0.0
+    examining = Examining(clock)
+    for pause, seconds in pieces:
+        clock.now += pause
+        if not examining.admit(1):
+            continue
+        with mock.patch("time.thread_time", side_effect=[0.0, seconds]):
+            at_once(examining.run(lambda: None, 0))
+        examining.leave(1)
+        spent += seconds
+        assert spent <= ADVANCE_SECONDS + SHARE * clock.now + seconds + 1e-6

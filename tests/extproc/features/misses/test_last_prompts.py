@@ -1,4 +1,5 @@
 from array import array
+from collections import defaultdict
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -125,3 +126,14 @@ def test_memory_is_counted_and_bounded_whatever_comes(acts: list[tuple[str, int,
         known |= {one.number: one for one in ended}
         assert sum(one.size_bytes for one in known.values()) <= prompts.bytes <= 40_000
         assert len(known) <= len(prompts)
+        assert all(len(one.ends) <= MOST_ENDS for one in known.values())
+
+
+@given(st.lists(st.integers(0, 2), max_size=60))
+def test_under_a_name_only_the_latest_conversations_are_known(named: list[int]) -> None:
+    prompts, latest = LastPrompts(MIB), defaultdict[int, list[LastPrompt]](list)
+    for name in named:
+        latest[name].append(prompts.begin(a_prompt()))
+        prompts.note_names(latest[name][-1], [name])
+    for name, made in latest.items():
+        assert list(prompts.find_alike([name])) == made[: -MOST_ALIKE - 1 : -1]
