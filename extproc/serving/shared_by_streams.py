@@ -25,9 +25,9 @@ class SharedByStreams:
     """What all streams of a server share.
 
     monotonic: a clock in seconds, for the times of responses. is_traced: whether requests are
-    traced. passes_named: whether requests are to have the values of features' headers. looks_at_headers:
-    whether requests' headers say more than a stream reads. accounts: whether responses are
-    accounted for. reads_usage: whether their reported tokens are, too.
+    traced. passes_named: whether requests are to have the values of features' headers.
+    looks_at_headers: whether requests' headers say more than a stream reads. accounts: whether
+    responses are accounted for. reads_usage: whether their reported tokens are, too.
     hooks: of enabled features. decoder: of the proxy's messages.
     names_model: whether the proxy is told the model.
     endpoints, duplex_endpoints: how many of a pick a proxy is told at most, in dialects A and B.
