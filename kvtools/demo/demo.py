@@ -354,7 +354,8 @@ Or point a coding agent at it, ask it to list the files, and go on for some turn
 (The model answers in random words; docs/coding-agents.md has other agents.)
 `{command} report{admin}` shows what the workers found in their caches, and
 `{command} whatif {place.recording} {fleet}`
-what other policies would have found. `{command} health{at}` ends with 0 if the
+what other policies would have found. `{command} why{admin}` shows why prompts were
+computed again. `{command} health{at}` ends with 0 if the
 router is ready; `{command} doctor {place.config_file}` says what is wrong.
 
 Or break something, and look at the page: kill -9 {worker.pid} ends the first worker,
@@ -600,6 +601,7 @@ def configuration(workers: int, port: int, ports: Ports, directory: str) -> str:
             "policy": {"probe_interval_ms": PROBE_INTERVAL_MS, "header": POLICY_HEADER},
             "models": [{"name": MODEL, "tokenizer": str(TINY_MODEL)}],
             "accounting": {"responses": "usage"},
+            "misses": {"enabled": True},
             "recorder": {"file": f"{directory}/{TRACE}"},
             "workers": [
                 {

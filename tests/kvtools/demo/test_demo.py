@@ -340,7 +340,7 @@ async def test_demo_prints_commands_that_work() -> None:
         printed = {
             words[0]: words for words in map(str.split, re.findall(r"`kvsteer ([^`]+)`", said))
         }
-        assert set(printed) == {"top", "report", "whatif", "health", "doctor"}
+        assert set(printed) == {"top", "report", "whatif", "why", "health", "doctor"}
         assert await _output_of(*printed["health"]) == (0, "")
         status, shown = await _output_of(*printed["top"], "--once")
         assert (status, shown[:18]) == (0, "3 workers: 3 live;")
@@ -348,6 +348,8 @@ async def test_demo_prints_commands_that_work() -> None:
         assert (status, " of their prompt tokens cached" in shown) == (0, True)
         status, shown = await _output_of(*printed["whatif"], "--seeds", "1")
         assert (status, "108 requests" in shown, "as recorded" in shown) == (0, True, True)
+        status, shown = await _output_of(*printed["why"])
+        assert (status, "\nLast turns:\n" in shown) == (0, True), shown
         status, shown = await _output_of(*printed["doctor"])
         assert (status, "\n0 wrong, " in shown) == (0, True), shown
         os.kill(int(re.findall(r"(\d+)  router", said)[0]), signal.SIGKILL)
