@@ -15,59 +15,50 @@ CLIENT, PROXY = "127.0.0.2", "127.0.0.3"
 FORGED = "192.0.2.1"
 
 
-class Worker:
-    """A worker that keeps what it was told of who sent a request."""
-
-    def __init__(self) -> None:
-        self.address = f"127.0.0.1:{free_port()}"
-        self.told: list[bytes] = []
-
-    async def _answer(self, request: web.Request) -> web.Response:
-        self.told = [one.encode() for one in request.headers.getall("x-forwarded-for", [])]
-        return web.json_response({})
-
-    async def start(self) -> web.AppRunner:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        host, _, port = self.address.rpartition(":")
-        await web.TCPSite(runner, host, int(port)).start()
-        return runner
+async def say_what_was_told(request: web.Request) -> web.Response:
+    return web.json_response(request.headers.getall("x-forwarded-for", []))
 
 
 @pytest.fixture
-async def worker() -> AsyncIterator[Worker]:
-    one = Worker()
-    runner = await one.start()
-    yield one
+async def worker() -> AsyncIterator[str]:
+    """The address of a worker that answers with what it was told of who sent the request."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", say_what_was_told)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    yield f"127.0.0.1:{port}"
     await runner.cleanup()
 
 
-async def told(worker: Worker, envoy: str, sender: str, forwarded: str) -> list[bytes]:
+async def told(envoy: str, sender: str, forwarded: str) -> list[bytes]:
     connector = aiohttp.TCPConnector(local_addr=(sender, 0))
     headers = {"x-forwarded-for": forwarded} if forwarded else {}
+    values: list[bytes] = []
     async with aiohttp.ClientSession(connector=connector) as session:
 
         async def is_answered() -> bool:
             async with session.post(f"{envoy}{CHAT}", json=chat("a"), headers=headers) as answer:
+                if answer.status == 200:
+                    values.extend(value.encode() for value in await answer.json())
                 return answer.status == 200
 
         await until(is_answered, "answered")
-    return worker.told
+    return values
 
 
-async def test_client_cannot_choose_whose_queue_its_bodies_wait_in(worker: Worker) -> None:
-    async with running(1, proxied=lambda _: worker.address) as system:
+async def test_client_cannot_choose_whose_queue_its_bodies_wait_in(worker: str) -> None:
+    async with running(1, proxied=lambda _: worker) as system:
         for forwarded in ("", FORGED, f"{FORGED}, {FORGED}"):
-            seen = await told(worker, system.envoy, CLIENT, forwarded)
+            seen = await told(system.envoy, CLIENT, forwarded)
             assert forwarded_for(seen, 0) == CLIENT.encode(), forwarded
 
 
-async def test_client_behind_a_trusted_proxy_is_the_one_that_it_saw(worker: Worker) -> None:
+async def test_client_behind_a_trusted_proxy_is_the_one_that_it_saw(worker: str) -> None:
     hops = {"envoy": {"trusted_hops": 1}}
-    async with running(1, changes=hops, proxied=lambda _: worker.address) as system:
-        seen = await told(worker, system.envoy, PROXY, f"{FORGED}, {CLIENT}")
+    async with running(1, changes=hops, proxied=lambda _: worker) as system:
+        seen = await told(system.envoy, PROXY, f"{FORGED}, {CLIENT}")
     assert forwarded_for(seen, 1) == CLIENT.encode()
 
 
