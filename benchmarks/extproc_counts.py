@@ -511,6 +511,16 @@ def check(one: Run) -> None:
         print(RAISE)
 
 
+def turn_off_what_depends_on_time() -> None:
+    """Has the router of this process do the same in every run, however slow valgrind makes it."""
+    # a template and the check of an encoder would exceed their limits
+    encoder_choice.PLAIN = ()
+    vars(loading)["choose"] = functools.partial(choose, proof_seconds=math.inf)
+    loading.MAX_LOAD_SECONDS = math.inf
+    # lookups of prompts are limited by rate
+    lookups.MAX_WAITING, lookups.PAUSE_SECONDS = 0, math.inf
+
+
 def main() -> None:
     """Counts, and prints the counts."""
     parser = arguments(__doc__, "fewer rounds of CPU time")
@@ -523,12 +533,7 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, default="whole", help="what to do of a request")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     logging.disable(logging.CRITICAL)
-    # turn off what depends on time: under valgrind, a template and the check of an encoder would
-    # exceed their limits; lookups of prompts are limited by rate
-    encoder_choice.PLAIN = ()
-    vars(loading)["choose"] = functools.partial(choose, proof_seconds=math.inf)
-    loading.MAX_LOAD_SECONDS = math.inf
-    lookups.MAX_WAITING, lookups.PAUSE_SECONDS = 0, math.inf
+    turn_off_what_depends_on_time()
     gc.freeze()
     options = parser.parse_args()
     if options.serve:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from extproc.features.misses.change import Kind
+from extproc.features.misses.sender import Sender
 from extproc.features.misses.verdicts import Change, change_as_json
 
 # Most breaks that are told apart.
@@ -16,11 +17,9 @@ MOST_BREAKS = 256
 
 
 class BreakKey(NamedTuple):
-    """What is counted together: the changes of one client, at one place, of one kind."""
+    """What is counted together: the changes of one sender, at one place, of one kind."""
 
-    model: str
-    client: str
-    tenant: str
+    sender: Sender
     place: str
     part: int | None
     kind: Kind | None
@@ -74,9 +73,7 @@ def as_json(key: BreakKey, found: Break, again: int) -> dict[str, Any]:
     change = Change(found.first, key.place, key.part, kind=key.kind)
     shown = change_as_json(change)
     return {
-        "model": key.model,
-        "client": key.client,
-        "tenant": key.tenant,
+        **key.sender._asdict(),
         **shown,
         "at_token": at,
         "first_token": found.first,
@@ -92,12 +89,11 @@ def as_json(key: BreakKey, found: Break, again: int) -> dict[str, Any]:
 def said(key: BreakKey, found: Break, again: int) -> str:
     """Returns a sentence for an operator."""
     share = found.tokens / again if again else 0.0
-    who = key.client + (f" (tenant {key.tenant})" if key.tenant else "")
     change = Change(found.first, key.place, key.part, kind=key.kind)
     requests = "1 request" if found.turns == 1 else f"{found.turns:,} requests"
     more = "" if found.first == found.last else f" (and up to token {found.last})"
     return (
-        f"{share:.0%} of the tokens computed again come from {who}, in {requests}:"
+        f"{share:.0%} of the tokens computed again come from {key.sender.in_words}, in {requests}:"
         f" {change.in_words}{more}; {found.tokens:,} tokens,"
         f" about {found.seconds:,.1f} s of prefill"
     )

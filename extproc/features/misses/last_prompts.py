@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from extproc.features.misses.sender import NOBODY, Sender
 from kvstate.overlap import Tokens
 
 # Memory of a conversation besides its tokens, and of each key under which it is found (measured).
@@ -44,20 +45,19 @@ class Sent(msgspec.Struct, eq=False, gc=False):
 class LastPrompt(msgspec.Struct, eq=False):
     """The last prompt of one conversation.
 
-    number: its own, from 1. tokens: its ids. sent: where it went. client, tenant: who asks, as it
-    is shown. whose: 64 bits of what its conversations have in common. turns: how many requests of
-    the conversation have been seen. conversation: the number of the conversation's first one.
-    older: the number of the conversation's one before, with other tools or another system; 0 for
-    none: clients ask for a title or a summary in between, and go on as before. has_tools: whether
-    it has any, None if that is not known. session: the name of its session, 0 for none. ends: the
-    keys of the ends of its last prompts. names: see `LastPrompts.note_names`.
+    number: its own, from 1. tokens: its ids. sent: where it went. sender: who asks. whose: 64 bits
+    of what its conversations have in common. turns: how many requests of the conversation have been
+    seen. conversation: the number of the conversation's first one. older: the number of the
+    conversation's one before, with other tools or another system; 0 for none: clients ask for a
+    title or a summary in between, and go on as before. has_tools: whether it has any, None if that
+    is not known. session: the name of its session, 0 for none. ends: the keys of the ends of its
+    last prompts. names: see `LastPrompts.note_names`.
     """
 
     number: int
     tokens: Tokens
     sent: Sent
-    client: str = ""
-    tenant: str = ""
+    sender: Sender = NOBODY
     whose: int = 0
     turns: int = 1
     conversation: int = 0
@@ -94,16 +94,13 @@ class LastPrompts:
         """Returns how many conversations are known."""
         return len(self._latest)
 
-    def find_end(self, keys: Iterable[int]) -> tuple[LastPrompt, int] | None:
-        """Returns the conversation that has a prompt with one of these ends, and its tokens.
+    def ended_by(self, key: int) -> tuple[LastPrompt, int] | None:
+        """Returns the conversation that has a prompt with this end, and the tokens of that prompt.
 
         They are fewer than those of its last prompt if it has gone on since.
         """
-        for key in keys:
-            found = self._by_end.get(key)
-            if found is not None:
-                return self._latest[found[0]], found[1]
-        return None
+        found = self._by_end.get(key)
+        return None if found is None else (self._latest[found[0]], found[1])
 
     def find_alike(self, names: Iterable[int]) -> Iterator[LastPrompt]:
         """Yields the conversations with one of these names, each once, the latest of each first."""

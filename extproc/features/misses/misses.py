@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 from prometheus_client.registry import Collector
 
 from extproc.base.errors import RequestError
@@ -42,6 +41,7 @@ from extproc.features.misses.naming import (
     whose_of,
 )
 from extproc.features.misses.partition import Cause, Held
+from extproc.features.misses.sender import NOBODY, Sender
 from extproc.features.misses.totals import Totals
 from extproc.features.misses.verdicts import Verdict, as_json, told
 from extproc.features.misses.whereabouts import why_elsewhere, why_gone
@@ -137,7 +137,7 @@ class Misses(Feature):
         turn = self._turn(request, query, prompt, decision, now)
         self._open[id(decision)] = turn
         self._workers.followed.index.note_time(now)
-        found = self.prompts.find_end((followed.follows,)) or self._find(decision, prompt)
+        found = self.prompts.ended_by(followed.follows) or self._find(decision, prompt)
         if found is None or found[1] != len(found[0].tokens):
             self._examine(request, query, turn, found)
             return
@@ -163,9 +163,7 @@ class Misses(Feature):
             self._number,
             self._clock(),
             request.head.request_id,
-            query.model or "",
-            "",
-            "",
+            NOBODY,
             worker,
             0,
             1,
@@ -183,7 +181,8 @@ class Misses(Feature):
         """
         if not decision.marks:
             return None
-        return self.prompts.find_end(self._homes.ends_in(decision.marks[0], prompt.tokens))
+        ends = self._homes.ends_in(decision.marks[0], prompt.tokens)
+        return next(filter(None, map(self.prompts.ended_by, ends)), None)
 
     def _go_on(self, turn: _Turn, last: LastPrompt, keys: Sequence[int]) -> None:
         """Judges a turn that goes on from the last prompt of its conversation."""
@@ -204,20 +203,20 @@ class Misses(Feature):
         length: the tokens of its last prompt. kept: those that both have.
         """
         verdict, before = turn.verdict, last.sent
-        seen, count = verdict.held, len(turn.prompt.tokens)
-        verdict.held = held = Held(count, seen.reused, seen.block, length, kept)
-        verdict.client, verdict.tenant = last.client, last.tenant
+        held = verdict.held
+        held.last, held.kept = length, kept
+        verdict.sender = last.sender
         turn.before = before
-        if held.reused < min(kept, count - 1) // held.block * held.block:
+        if held.reused < min(kept, held.prompt - 1) // held.block * held.block:
             self._say_why(turn, before)
         verdict.conversation, verdict.turn = last.conversation, last.turns + 1
         self._note_growth(turn)
 
     def _note_growth(self, turn: _Turn) -> None:
-        verdict, held = turn.verdict, turn.verdict.held
-        sender = f"{verdict.client} (tenant {verdict.tenant})" if verdict.tenant else verdict.client
-        growth = self._growth.get(verdict.worker) or self._growth_of(verdict.worker)
-        growth.add(sender, held.prompt - held.reused, turn.sent.at)
+        verdict = turn.verdict
+        held, worker = verdict.held, verdict.worker
+        growth = self._growth.get(worker) or self._growth_of(worker)
+        growth.add(verdict.sender, held.prompt - held.reused, turn.sent.at)
 
     def _growth_of(self, worker: str) -> Growth:
         """Returns the growth of a worker that is new; forgets those of workers that are gone."""
@@ -231,7 +230,7 @@ class Misses(Feature):
         there = _tokens_of(decision, before.worker)
         elsewhere = 0 if decision.worker == before.worker else there
         gone, because = self._why_gone(before, turn, there)
-        verdict.held = replace(held, elsewhere=elsewhere, gone=gone)
+        held.elsewhere, held.gone = elsewhere, gone
         tokens = verdict.tokens
         is_mostly_elsewhere = tokens.get(Cause.ELSEWHERE, 0) > tokens.get(gone, 0)
         verdict.because = why_elsewhere(decision, before.worker) if is_mostly_elsewhere else because
@@ -259,8 +258,8 @@ class Misses(Feature):
     ) -> None:
         """Has a request examined in the thread, if that has room."""
         verdict, body = turn.verdict, request.body or b""
-        verdict.client = self._clients.kind_of(request.named.get(_USER_AGENT, ()))
-        verdict.tenant = shown_tenant(request.tenant)
+        client = self._clients.kind_of(request.named.get(_USER_AGENT, ()))
+        verdict.sender = Sender(query.model or "", client, shown_tenant(request.tenant))
         if not body or not self._examining.admit(len(body)):
             self._begin_conversation(turn, NO_NAMES, 0, is_known=False)
             self._settle_examination(turn, UNEXAMINED)
@@ -284,7 +283,7 @@ class Misses(Feature):
             names = names_of(said.parts, whose, session or said.session)
             await self._match(turn, said.parts, names, whose, found)
         except Exception as error:  # noqa: BLE001 - whatever it is, the request goes on without
-            turn.verdict.held = replace(turn.verdict.held, beginning=Cause.UNKNOWN)
+            turn.verdict.held.beginning = Cause.UNKNOWN
             log_fault(log, "examining a prompt failed with %s", error)
         finally:
             self._examining.leave(len(body))
@@ -307,7 +306,7 @@ class Misses(Feature):
             if one.whose == whose and not names.are_apart_from(one.session)
         }
         compared = [_alike(one, names, found) for one in known.values()][:MOST_COMPARED]
-        text_of = self._tokens.text_of(turn.verdict.model)
+        text_of = self._tokens.text_of(turn.verdict.sender.model)
         work = partial(match_of, turn.prompt.tokens, compared, parts, text_of)
         match = await self._examining.run(work) if compared else None
         if match is not None and match.number:
@@ -317,8 +316,8 @@ class Misses(Feature):
         is_known = match is not None or not has_begun
         self._begin_conversation(turn, names, whose, is_known=is_known)
         if match is not None:
-            verdict = turn.verdict
-            verdict.held = replace(verdict.held, last=match.last, kept=match.kept)
+            held = turn.verdict.held
+            held.last, held.kept = match.last, match.kept
 
     def _follow(self, turn: _Turn, last: LastPrompt, match: Match, names: Names) -> None:
         """Judges a turn of a known conversation that may have changed, and remembers its prompt."""
@@ -330,8 +329,8 @@ class Misses(Feature):
         if change is None or change.place == Place.TURN:
             self.prompts.go_on(last, tokens, turn.sent, key)
         else:
-            older, (client, tenant) = last, (verdict.client, verdict.tenant)
-            last = LastPrompt(0, tokens, turn.sent, client, tenant, older.whose)
+            older = last
+            last = LastPrompt(0, tokens, turn.sent, verdict.sender, older.whose)
             self.prompts.change(last, key, older)
         turn.last = last
         last.session, last.has_tools = names.session or last.session, names.has_tools
@@ -346,8 +345,8 @@ class Misses(Feature):
         verdict, keys = turn.verdict, turn.decision.basis.belonging.turn.keys
         is_old = self._monotonic() - self._began_at >= LEARNING_SECONDS
         if not (is_known or (is_old and not self.prompts.dropped)):
-            verdict.held = replace(verdict.held, beginning=Cause.UNKNOWN)
-        last = LastPrompt(0, turn.prompt.tokens, turn.sent, verdict.client, verdict.tenant, whose)
+            verdict.held.beginning = Cause.UNKNOWN
+        last = LastPrompt(0, turn.prompt.tokens, turn.sent, verdict.sender, whose)
         turn.last = self.prompts.begin(last, keys[0] if keys else 0)
         verdict.conversation, last.session = last.number, names.session
         last.has_tools = names.has_tools
@@ -388,12 +387,12 @@ class Misses(Feature):
         verdict.is_reported = True
         held = verdict.held
         if cached != held.reused:
-            verdict.held = held = replace(held, reused=min(cached, held.prompt))
+            held.reused = min(cached, held.prompt)
         if turn.before is None or held.is_fine:
             return
         if cached + held.block <= turn.predicted:
             # it went between the decision and the engine's step, or the feed was behind
-            verdict.held = held = replace(held, gone=Cause.UNKNOWN)
+            held.gone = Cause.UNKNOWN
         if held.gone is Cause.UNKNOWN and verdict.tokens.get(Cause.UNKNOWN):
             self._look_again(turn, turn.before)
             if verdict.held.gone is Cause.UNKNOWN:  # what tells it may still be on its way
@@ -404,7 +403,7 @@ class Misses(Feature):
     def _look_again(self, turn: _Turn, before: Sent) -> None:
         verdict = turn.verdict
         gone, because = self._why_gone(before, turn, verdict.held.reused)
-        verdict.held = replace(verdict.held, gone=gone)
+        verdict.held.gone = gone
         verdict.because = because or verdict.because
 
     def _look_last(self, turn: _Turn, before: Sent) -> None:

@@ -50,7 +50,7 @@ AGAIN = (
 Tokens = Mapping[Cause, int]
 
 
-class Held(msgspec.Struct, frozen=True, gc=False):
+class Held(msgspec.Struct, gc=False):
     """What is known of a prompt's tokens and of the caches; all in tokens.
 
     prompt: how many it has. reused: how many of its first ones were reused. block: the tokens of a

@@ -1,13 +1,14 @@
 """Totals of verdicts: tokens by cause, by client, and in seconds of prefill."""
 
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from extproc.features.misses.breaks import BreakKey, Breaks, said
 from extproc.features.misses.breaks import as_json as break_as_json
 from extproc.features.misses.partition import Cause, computed_again, main_cause
+from extproc.features.misses.sender import Sender
 from extproc.features.misses.verdicts import Verdict
 
 # Most senders that are told apart: models, clients and tenants together.
@@ -20,15 +21,7 @@ MOST_SHOWN, MOST_SAID = 32, 3
 _HOUR_SECONDS = 3_600
 
 
-class Sender(NamedTuple):
-    """Whose requests are counted together. tenant: eight hexadecimal digits, "" for none."""
-
-    model: str
-    client: str
-    tenant: str
-
-
-class Sent(msgspec.Struct):
+class SenderTotals(msgspec.Struct):
     """What came from a sender: turns, their tokens by cause, and seconds of prefill.
 
     saved_seconds: for tokens that were reused. again_seconds: for those computed again.
@@ -48,43 +41,43 @@ class Totals:
 
     def __init__(self, price: float = 0.0) -> None:
         self._price = price
-        self._sent: dict[Sender, Sent] = {}
+        self._by_sender: dict[Sender, SenderTotals] = {}
         self._breaks = Breaks()
         self.ways: Counter[str] = Counter()
 
     def count(self, verdict: Verdict) -> None:
         """Counts a verdict that is complete."""
-        sender = Sender(verdict.model, verdict.client, verdict.tenant)
-        sent = self._sent.get(sender) or self._sent_by(sender)
-        sent.turns += 1
-        held, counts = verdict.held, sent.tokens
-        sent.saved_seconds += verdict.seconds * held.reused
+        totals = self._by_sender.get(verdict.sender) or self._totals_of(verdict.sender)
+        totals.turns += 1
+        held, counts = verdict.held, totals.tokens
+        reused = held.reused
+        totals.saved_seconds += verdict.seconds * reused
         if held.is_fine:  # most turns
-            block = max(0, held.kept - held.reused)
-            counts[Cause.REUSED] += held.reused
-            counts[Cause.BLOCK] += block
-            counts[Cause.NEW] += held.prompt - held.reused - block
+            behind = max(reused, held.kept)
+            counts[Cause.REUSED] += reused
+            counts[Cause.BLOCK] += behind - reused
+            counts[Cause.NEW] += held.prompt - behind
         else:
-            self._count_missed(verdict, sender, sent)
+            self._count_missed(verdict, totals)
 
-    def _count_missed(self, verdict: Verdict, sender: Sender, sent: Sent) -> None:
+    def _count_missed(self, verdict: Verdict, totals: SenderTotals) -> None:
         tokens, seconds = verdict.tokens, verdict.seconds
-        sent.tokens.update(tokens)
-        sent.again_seconds += seconds * computed_again(tokens)
+        totals.tokens.update(tokens)
+        totals.again_seconds += seconds * computed_again(tokens)
         changed, change = tokens.get(Cause.CHANGED, 0), verdict.change
         if change is not None and changed:
-            key = BreakKey(*sender, change.place, change.index, change.kind)
+            key = BreakKey(verdict.sender, change.place, change.index, change.kind)
             self._breaks.add(key, change, changed, seconds * changed)
 
-    def _sent_by(self, sender: Sender) -> Sent:
-        """Returns what came from a sender that is new, or from one too many."""
-        if len(self._sent) >= MOST_SENDERS:
+    def _totals_of(self, sender: Sender) -> SenderTotals:
+        """Returns the totals of a sender that is new, or of those that are too many."""
+        if len(self._by_sender) >= MOST_SENDERS:
             sender = Sender(sender.model, OTHERS, "")
-        return self._sent.setdefault(sender, Sent())
+        return self._by_sender.setdefault(sender, SenderTotals())
 
     def tokens(self) -> Counter[Cause]:
         """Returns all tokens by cause."""
-        return sum([one.tokens for one in self._sent.values()], Counter[Cause]())
+        return sum([one.tokens for one in self._by_sender.values()], Counter[Cause]())
 
     def sentences(self) -> list[str]:
         """Returns in words what became of the prompts, and who breaks the cache; none at first."""
@@ -101,7 +94,7 @@ class Totals:
         """Returns the totals of GET /misses: who wastes most comes first."""
         tokens = self.tokens()
         again = computed_again(tokens)
-        ranked = sorted(self._sent.items(), key=lambda one: -one[1].again_seconds)
+        ranked = sorted(self._by_sender.items(), key=lambda one: -one[1].again_seconds)
         return {
             "tokens": {cause.value: count for cause, count in tokens.items()},
             "again_tokens": again,
@@ -109,26 +102,26 @@ class Totals:
             "clients": [self._sender_as_json(*one) for one in ranked],
         }
 
-    def _sender_as_json(self, sender: Sender, sent: Sent) -> dict[str, Any]:
+    def _sender_as_json(self, sender: Sender, totals: SenderTotals) -> dict[str, Any]:
         hour = self._price / _HOUR_SECONDS
         return {
             **sender._asdict(),
-            "turns": sent.turns,
-            "prompt_tokens": sent.tokens.total(),
-            "tokens": {cause.value: count for cause, count in sent.tokens.items() if count},
-            "again_tokens": computed_again(sent.tokens),
-            "cause": main_cause(sent.tokens) or "",
-            "saved_seconds": round(sent.saved_seconds, 3),
-            "again_seconds": round(sent.again_seconds, 3),
-            "saved_price": round(sent.saved_seconds * hour, 4) if hour else None,
-            "again_price": round(sent.again_seconds * hour, 4) if hour else None,
+            "turns": totals.turns,
+            "prompt_tokens": totals.tokens.total(),
+            "tokens": {cause.value: count for cause, count in totals.tokens.items() if count},
+            "again_tokens": computed_again(totals.tokens),
+            "cause": main_cause(totals.tokens) or "",
+            "saved_seconds": round(totals.saved_seconds, 3),
+            "again_seconds": round(totals.again_seconds, 3),
+            "saved_price": round(totals.saved_seconds * hour, 4) if hour else None,
+            "again_price": round(totals.again_seconds * hour, 4) if hour else None,
         }
 
-    def by_client(self) -> dict[tuple[str, str], Sent]:
+    def by_client(self) -> dict[tuple[str, str], SenderTotals]:
         """Returns what came from each client, whatever the tenant."""
-        found: dict[tuple[str, str], Sent] = {}
-        for sender, sent in self._sent.items():
-            known = found.setdefault((sender.model, sender.client), Sent())
-            known.tokens.update(sent.tokens)
-            known.again_seconds += sent.again_seconds
+        found: dict[tuple[str, str], SenderTotals] = {}
+        for sender, totals in self._by_sender.items():
+            known = found.setdefault((sender.model, sender.client), SenderTotals())
+            known.tokens.update(totals.tokens)
+            known.again_seconds += totals.again_seconds
         return found

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from extproc.features.misses.change import Kind
 from extproc.features.misses.partition import Cause, Held, Tokens, main_cause, partition
+from extproc.features.misses.sender import Sender
 from extproc.requests.parts import Place
 
 # Where a change stands if the client did not write what is there.
@@ -74,9 +75,7 @@ class Verdict(msgspec.Struct, eq=False):
     number: int
     at: float
     request_id: str
-    model: str
-    client: str
-    tenant: str
+    sender: Sender
     worker: str
     conversation: int
     turn: int
@@ -168,9 +167,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         "request_id": verdict.request_id,
         "conversation": verdict.conversation,
         "turn": verdict.turn,
-        "model": verdict.model,
-        "client": verdict.client,
-        "tenant": verdict.tenant,
+        **verdict.sender._asdict(),
         "worker": verdict.worker,
         "prompt_tokens": verdict.held.prompt,
         "tokens": {key.value: count for key, count in verdict.tokens.items()},

@@ -1,15 +1,16 @@
 from extproc.features.misses.breaks import MOST_BREAKS, Break, BreakKey, Breaks, as_json
 from extproc.features.misses.change import Kind
+from extproc.features.misses.sender import Sender
 from extproc.features.misses.verdicts import Change
 
-CLOCK = BreakKey("m", "claude-cli", "", "system", 0, Kind.TIME)
+CLOCK = BreakKey(Sender("m", "claude-cli", ""), "system", 0, Kind.TIME)
 
 
 def test_changes_of_one_client_at_one_place_are_counted_together() -> None:
     breaks = Breaks()
     for _ in range(41):
         breaks.add(CLOCK, Change(212, "system", 0), 1_000, 0.5)
-    other = CLOCK._replace(client="codex", tenant="0badcafe", part=None, kind=None)
+    other = CLOCK._replace(sender=Sender("m", "codex", "0badcafe"), part=None, kind=None)
     breaks.add(other, Change(10), 300, 0.1)
     breaks.add(other, Change(90), 300, 0.1)
     (worst, found), (least, few) = breaks.worst()

@@ -23,10 +23,10 @@ def test_conversation_is_found_by_the_ends_of_its_last_prompts() -> None:
     prompts = LastPrompts(MIB)
     one = prompts.begin(a_prompt(10), 77)
     prompts.go_on(one, array("I", range(20)), Sent("v", 2.0), 78)
-    assert prompts.find_end([5, 78]) == (one, 20)
-    assert prompts.find_end([77]) == (one, 10)
+    assert prompts.ended_by(78) == (one, 20)
+    assert prompts.ended_by(77) == (one, 10)
     assert (one.sent.worker, one.sent.at, one.turns) == ("v", 2.0, 2)
-    assert prompts.find_end([5]) is None
+    assert prompts.ended_by(5) is None
 
 
 def test_only_the_latest_ends_of_a_conversation_are_known() -> None:
@@ -34,7 +34,7 @@ def test_only_the_latest_ends_of_a_conversation_are_known() -> None:
     one = prompts.begin(a_prompt())
     for key in (*range(1, MOST_ENDS + 2), MOST_ENDS + 1, 0):
         prompts.go_on(one, one.tokens, one.sent, key)
-    assert prompts.find_end([1]) is None
+    assert prompts.ended_by(1) is None
     assert len(one.ends) == MOST_ENDS
 
 
@@ -43,7 +43,7 @@ def test_an_end_belongs_to_who_reached_it_last() -> None:
     one, other = prompts.begin(a_prompt(), 7), prompts.begin(a_prompt(), 7)
     for key in range(10, 10 + MOST_ENDS):
         prompts.go_on(one, one.tokens, one.sent, key)
-    assert prompts.find_end([7]) == (other, 10)
+    assert prompts.ended_by(7) == (other, 10)
 
 
 def test_conversations_with_a_name_are_found_the_latest_first() -> None:
@@ -65,13 +65,13 @@ def test_conversation_that_was_silent_for_longest_is_dropped_first() -> None:
         prompts.note_names(one, [100, key])
         made.append(one)
         prompts.go_on(made[0], made[0].tokens, made[0].sent, 0)
-    assert prompts.find_end([1]) == (made[0], 1000)
-    assert prompts.find_end([2]) is None
+    assert prompts.ended_by(1) == (made[0], 1000)
+    assert prompts.ended_by(2) is None
     assert not list(prompts.find_alike([2]))
     assert prompts.dropped > 0
     prompts.note_names(made[1], [55])
     prompts.go_on(made[1], made[1].tokens, made[1].sent, 55)
-    assert prompts.find_end([55]) is None
+    assert prompts.ended_by(55) is None
 
 
 def test_conversation_with_other_tools_in_between_goes_on_as_before() -> None:
@@ -82,11 +82,11 @@ def test_conversation_with_other_tools_in_between_goes_on_as_before() -> None:
     prompts.change(summary, 78, one)
     prompts.note_names(summary, [5])
     assert (summary.conversation, summary.turns) == (one.number, 2)
-    assert prompts.find_end([77]) == (one, 10)
+    assert prompts.ended_by(77) == (one, 10)
     assert list(prompts.find_alike([5])) == [summary, one]
     prompts.change(later, 79, summary)
     assert len(prompts) == 2
-    assert prompts.find_end([77]) is None
+    assert prompts.ended_by(77) is None
     prompts.change(a_prompt(20), 80, one)
     small = LastPrompts(2 * a_prompt(10).size_bytes)
     grows = small.begin(a_prompt(10))
@@ -122,7 +122,7 @@ def test_memory_is_counted_and_bounded_whatever_comes(acts: list[tuple[str, int,
         else:
             prompts.note_names(one, [number % 5, number % 3])
         known = {one.number: one for key in range(5) for one in prompts.find_alike([key])}
-        ended = [found[0] for key in range(7) if (found := prompts.find_end([key]))]
+        ended = [found[0] for key in range(7) if (found := prompts.ended_by(key))]
         known |= {one.number: one for one in ended}
         assert sum(one.size_bytes for one in known.values()) <= prompts.bytes <= 40_000
         assert len(known) <= len(prompts)

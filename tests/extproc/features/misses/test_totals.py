@@ -4,6 +4,7 @@ from extproc.features.misses.change import Kind
 from extproc.features.misses.last_prompts import LastPrompts
 from extproc.features.misses.miss_figures import MissFigures
 from extproc.features.misses.partition import Held
+from extproc.features.misses.sender import Sender
 from extproc.features.misses.totals import MOST_SENDERS, OTHERS, Totals
 from extproc.features.misses.verdicts import Change, Verdict
 
@@ -12,7 +13,7 @@ CLOCK = Change(212, "system", 0, "system", Kind.TIME)
 
 def test_tokens_that_were_lost_are_no_change_of_the_client() -> None:
     totals = Totals()
-    totals.count(Verdict(1, 0.0, "", "m", "codex", "", "w", 1, 2, Held(90, 0, 1, 80, 80)))
+    totals.count(Verdict(1, 0.0, "", Sender("m", "codex", ""), "w", 1, 2, Held(90, 0, 1, 80, 80)))
     assert totals.as_json()["breaks"] == []
     assert totals.tokens() == {"unknown": 80, "new": 10}
 
@@ -20,7 +21,7 @@ def test_tokens_that_were_lost_are_no_change_of_the_client() -> None:
 def verdict(client: str, reused: int = 208, tenant: str = "") -> Verdict:
     held = Held(9_000, reused, 16, last=8_000, kept=8_000 if reused > 7_000 else 212)
     change = None if reused > 7_000 else CLOCK
-    return Verdict(1, 0.0, "", "m", client, tenant, "w", 1, 2, held, change, seconds=0.001)
+    return Verdict(1, 0.0, "", Sender("m", client, tenant), "w", 1, 2, held, change, seconds=0.001)
 
 
 def test_who_wastes_most_comes_first_with_its_price() -> None:

@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from extproc.features.misses.change import Kind
 from extproc.features.misses.partition import Cause, Held
+from extproc.features.misses.sender import Sender
 from extproc.features.misses.verdicts import Change, Verdict, as_json, clock_time, in_words, told
 
 CLOCK = Change(212, "system", 0, "system", Kind.TIME)
@@ -11,7 +12,7 @@ BROKEN = Held(9_000, 208, 16, last=8_000, kept=212)
 
 
 def verdict(held: Held, change: Change | None = None, because: str = "") -> Verdict:
-    return Verdict(3, 0.0, "r", "m", "claude-cli", "", "w1", 5, 7, held, change, because)
+    return Verdict(3, 0.0, "r", Sender("m", "claude-cli", ""), "w1", 5, 7, held, change, because)
 
 
 def test_verdict_says_what_changed_where_and_what_it_cost() -> None:

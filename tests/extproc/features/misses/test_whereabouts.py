@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from extproc.features.misses.growth import Growth
 from extproc.features.misses.last_prompts import Sent
 from extproc.features.misses.partition import Cause
+from extproc.features.misses.sender import Sender
 from extproc.features.misses.whereabouts import why_elsewhere, why_gone
 from extproc.requests.request import PLAIN_REQUEST
 from extproc.routing.candidates.eligibility import Candidate
@@ -60,7 +61,7 @@ def test_loss_of_a_whole_cache_is_named_with_its_time(
 
 def test_eviction_is_named_with_its_time_and_who_grew() -> None:
     growth = Growth()
-    growth.add("codex", 3_000, 55.0)
+    growth.add(Sender("m", "codex", ""), 3_000, 55.0)
     found = gone(record=Holdings("w"), removed=61.0, growth=growth)
     assert found == (
         Cause.EVICTED,
