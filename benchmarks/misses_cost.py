@@ -19,7 +19,7 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ from kvstate.events import Batch, BlocksStored, EventBatch
 from kvstate.overlap import Prompt
 
 TURNS = 24
-COUNTED = TURNS - 1  # conversations, one for each turn but the first
+COUNTED = range(8, TURNS, 2)  # turns whose instructions are counted
 TURN_BYTES = 4_000
 SYSTEM_BYTES = 16_000
 GOAL = Goal(1.05, "<= 1.05 of without")
@@ -110,38 +110,41 @@ async def _spent(bench: Bench, text: str) -> float:
 
 
 async def _count(*, has_verdicts: bool) -> None:
-    """Makes two copies, of which one decides on the next turn of each of some conversations."""
+    """Plays one conversation; at some turns makes two copies, of which one decides on the turn."""
     bench = Bench(8, more=ON if has_verdicts else {})
     await bench.start()
-    coming = []
-    for seed in range(COUNTED):
-        *seen, last = [_turn(bench, text) for text in turns(seed, has_clock=False)][: seed + 2]
-        for turn in seen:
-            await _stored(bench, await _decided(bench, turn), turn.prompt)
-        coming.append(last)
+    made = [_turn(bench, text) for text in turns(0, has_clock=False)]
     gc.collect()
     gc.freeze()
     gc.disable()
-    loop = asyncio.get_running_loop()
-    for decided in ([], coming):
-        child = os.fork()
-        if not child:
-            asyncio._set_running_loop(loop)  # noqa: SLF001 - it is known as that of the parent
-            for turn in decided:
-                await _decided(bench, turn)
-            os._exit(0)
+    for at, turn in enumerate(made):
+        if at in COUNTED:
+            await _copy_and_do([])
+            await _copy_and_do([partial(_decided, bench, turn)])
+        await _stored(bench, await _decided(bench, turn), turn.prompt)
+    os._exit(0)
+
+
+async def _copy_and_do(work: Sequence[Callable[[], Awaitable[object]]]) -> None:
+    """Makes a copy of this process that does some work and ends, and waits for its end."""
+    loop, child = asyncio.get_running_loop(), os.fork()
+    if child:
         wait_for(child)
+        return
+    asyncio._set_running_loop(loop)  # noqa: SLF001 - it is known as that of the parent
+    for each in work:
+        await each()
     os._exit(0)
 
 
 def instructions(*, has_verdicts: bool) -> Figure:
-    """Returns the instructions of one decision and its end.
+    """Returns the instructions of decisions and their ends.
 
     Raises:
         CannotRunError: valgrind is missing.
     """
-    none, all_of_them = instructions_of_copies([__file__, "--count", "01"[has_verdicts]])
-    return Figure([(all_of_them - none) // COUNTED])
+    found = instructions_of_copies([__file__, "--count", "01"[has_verdicts]])
+    return Figure([with_it - without for without, with_it in zip(*[iter(found)] * 2, strict=True)])
 
 
 async def _rows(one: Run) -> None:
