@@ -1,17 +1,19 @@
 """Time to the first token of cached chats: token ids handed over, against the engine alone.
 
     KVSTEER_VLLM_PYTHON=... python benchmarks/hand_tokens.py [--quick] [--json FILE]
+    KVSTEER_SGLANG_SERVER=... python benchmarks/hand_tokens.py --engine sglang [--quick]
 
-Needs vLLM 0.27 or newer in an environment of its own, on any CPU (tests/engines/test_vllm.py says
-how), with a tiny model of random weights: its own time is small, so that what is left is mostly the
-engine's front end, which a large model on a GPU has as well. The saving in milliseconds carries
-over; the ratio does not where a forward pass is long.
+Needs vLLM 0.27 or newer, or SGLang 0.5.23, in an environment of its own, on any CPU
+(tests/engines/test_vllm.py and test_handing_sglang.py say how), with a tiny model of random
+weights: its own time is small, so that what is left is mostly the engine's front end, which a large
+model on a GPU has as well. The saving in milliseconds carries over; the ratio does not where a
+forward pass is long.
 """
 
 import asyncio
 import contextlib
+import dataclasses
 import json
-import os
 import random
 import shutil
 import statistics
@@ -19,7 +21,7 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import DEVNULL
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +35,8 @@ from rows import arguments, run
 from extproc.config.reader import load
 from extproc.envoy.envoy_config import render
 from kvtools.simulator.settings import TINY_MODEL
-from tests.engines import vllm_engine
+from tests.engines import sglang_engine, vllm_engine
+from tests.engines.sglang_engine import SglangEngine
 from tests.engines.vllm_engine import Engine, Model
 from tests.system.envoy_process import running_envoy
 from tests.waiting import until
@@ -41,7 +44,7 @@ from tests.waiting import until
 ROOT = Path(__file__).resolve().parents[1]
 
 METHOD = """\
-One vLLM on a CPU, one Envoy in front of it for each way: without ext_proc (the reference), with a
+One engine on a CPU, one Envoy in front of it for each way: without ext_proc (the reference), with a
 router that hands nothing over, and with one that hands token ids over. Chats of a system turn and
 many turns are computed once; then each way asks in turn, each time with another last turn of a few
 words, for one token, streamed; so all but the last blocks are cached. TTFT: from sending the
@@ -71,6 +74,36 @@ WORDS += [
 
 ALONE, KEPT, HANDED = "alone", "kept", "handed"
 PATH = "/v1/chat/completions"
+
+
+class Kind(NamedTuple):
+    """A kind of engine. missing: says why none can be started. python: its interpreter.
+
+    make: returns one that is to run in a directory, with a model.
+    """
+
+    missing: Callable[[], str]
+    python: str
+    make: Callable[[Path, Path], Engine]
+
+
+def vllm(directory: Path, model: Path) -> Engine:
+    """Returns a vLLM that is not started."""
+    served = Model(model, CONTEXT_TOKENS, environment={"VLLM_CPU_KVCACHE_SPACE": "2"})
+    return Engine(directory, BLOCKS, 10_000, model=served)
+
+
+def sglang(directory: Path, model: Path) -> Engine:
+    """Returns an SGLang that is not started."""
+    tiny = sglang_engine.TINY
+    served = dataclasses.replace(tiny, directory=model, context_tokens=CONTEXT_TOKENS)
+    return SglangEngine(directory, BLOCKS, model=served)
+
+
+KINDS = {
+    "vllm": Kind(vllm_engine.missing, vllm_engine.PYTHON, vllm),
+    "sglang": Kind(sglang_engine.missing, sglang_engine.PYTHON, sglang),
+}
 
 
 class Answer(NamedTuple):
@@ -216,11 +249,10 @@ async def way(
 
 
 @contextlib.asynccontextmanager
-async def ways(directory: Path) -> AsyncIterator[Ways]:
+async def ways(directory: Path, kind: Kind) -> AsyncIterator[Ways]:
     """An engine and the ways to it, once its tokens are proved."""
     model = long_model(directory)
-    served = Model(model, CONTEXT_TOKENS, environment={"VLLM_CPU_KVCACHE_SPACE": "2"})
-    engine = Engine(directory, BLOCKS, 10_000, model=served)
+    engine = kind.make(directory, model)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(engine.kill)
         await engine.start()
@@ -307,23 +339,26 @@ async def load_row(one: Ways, label: str, seconds: float) -> Row:
     return Row(what, Figure([ours]), Figure([alone]))
 
 
-async def measure_all(rounds: int, seconds: float) -> list[Row]:
+async def measure_all(kind: Kind, rounds: int, seconds: float) -> list[Row]:
     """Returns all rows."""
     with tempfile.TemporaryDirectory(prefix="kvsteer-bench-") as name:
-        async with ways(Path(name)) as one:
+        async with ways(Path(name), kind) as one:
             rows = [row for label in SIZES for row in await measured(one, label, rounds)]
             return [*rows, await load_row(one, "32k", seconds)]
 
 
 def main() -> None:
     """Measures all and prints the table."""
-    with run(arguments(__doc__, "fewer rounds"), METHOD) as one:
-        missing = vllm_engine.missing()
+    parser = arguments(__doc__, "fewer rounds")
+    parser.add_argument("--engine", choices=list(KINDS), default="vllm", help="default: vllm")
+    with run(parser, METHOD) as one:
+        kind = KINDS[one.options.engine]
+        missing = kind.missing()
         if missing:
             one.add([Row("TTFT of cached chats, ids handed over", missing, missing)])
             return
-        print(f"engine: {os.environ.get('KVSTEER_VLLM_PYTHON', sys.executable)}")
-        one.add(asyncio.run(measure_all(one.amount(1, 5, 21), one.amount(1.0, 5.0, 20.0))))
+        print(f"engine: {kind.python}")
+        one.add(asyncio.run(measure_all(kind, one.amount(1, 5, 21), one.amount(1.0, 5.0, 20.0))))
 
 
 if __name__ == "__main__":
