@@ -225,8 +225,9 @@ async def test_both_legs_of_a_request_get_the_ids(given: list[list[int] | None])
         decode_tokens_per_second=20.0,
     ) as system:
         await until(lambda: _may_sample(system), "the tokens of both workers are proved")
+        given.clear()
         other = asyncio.create_task(system.send(chat("short") | {"max_tokens": 10_000}))
-        await until(lambda: system.in_flight(1), "the decode worker is busy")
+        await until(lambda: given == [None], "the decode worker is busy")
         given.clear()
         answers = [await asked(system, number) for number in range(3)]
         other.cancel()
