@@ -105,6 +105,7 @@ def test_panels_do_not_overlap_and_have_distinct_names() -> None:
     assert all(panel["description"] for panel in panels())
 
 
+@pytest.mark.slow
 @needs_prometheus
 def test_alerts_pass_their_unit_tests() -> None:
     command = ["promtool", "test", "rules", str(RULES.with_name("kvsteer.rules.test.yml"))]

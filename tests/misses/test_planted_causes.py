@@ -59,6 +59,7 @@ def one_of_each(wanted: Sequence[Play]) -> list[Play]:
     return found
 
 
+@pytest.mark.slow
 async def test_verdicts_name_a_few_planted_causes_and_their_places(tmp_path: Path) -> None:
     async with staged(tmp_path / "model") as stage:
         result = await play_all(stage, one_of_each(list(plays(1))))

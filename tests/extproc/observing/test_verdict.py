@@ -97,6 +97,7 @@ def until_narrow(minutes: int) -> float:
     return median(found)
 
 
+@pytest.mark.slow
 def test_headline_counts_down_the_time_until_the_interval_narrows() -> None:
     assert until_narrow(15) + 15 == pytest.approx(until_narrow(45) + 45, rel=0.4)
     assert until_narrow(15) > until_narrow(45)

@@ -314,6 +314,7 @@ async def test_budget_bounds_the_bodies_of_all_connections(
     assert b"grpc-status\x018" in ended[0]
 
 
+@pytest.mark.slow
 async def test_peer_that_reads_nothing_is_not_read(running: Running) -> None:
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.setblocking(False)

@@ -193,6 +193,7 @@ async def test_request_of_a_router_is_load_for_the_other(kind: str, tmp_path: Pa
         assert one.others() == 0
 
 
+@pytest.mark.slow
 @needs_engine
 @pytest.mark.parametrize("fault", ["killed", "stopped"])
 async def test_sharing_pauses_without_its_engine_and_resumes_with_it(
@@ -490,6 +491,7 @@ async def test_pause_of_a_router_is_not_taken_for_silence_of_others(
     assert not [record for record in caplog.records if "is silent" in record.getMessage()]
 
 
+@pytest.mark.slow
 async def test_outages_that_repeat_are_logged_less_and_less_often(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,7 +17,11 @@ from tests.page.browser import CHROMIUM, DRIVER, MISSING, running_browser
 from tests.ports import free_port
 from tests.waiting import until
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(900),
+    pytest.mark.slow,
+]
 
 # The columns of the report and the rows of `as recorded`, by the demo's contestants.
 COLUMNS = {"KVSteer": "steered", "hash by session": "not steered", "round robin": "cache-unaware"}

@@ -49,6 +49,7 @@ async def steering_of(system: System) -> Finding:
     return next(one for one in found if one.check == STEERING)
 
 
+@pytest.mark.slow
 async def test_doctor_finds_whether_requests_are_steered_now() -> None:
     async with running(workers=1) as system:
         await system.send(chat("a"))

@@ -331,6 +331,7 @@ async def test_different_tokenizer_is_found(tmp_path: Path) -> None:
     assert "token 0 is" in fault.says
 
 
+@pytest.mark.slow
 async def test_dozen_faults_of_a_fleet_are_found_in_one_run(tmp_path: Path) -> None:
     no_events: dict[str, Any] = {"events_endpoint": None, "replay_endpoint": None}
     async with contextlib.AsyncExitStack() as stack:

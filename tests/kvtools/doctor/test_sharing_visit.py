@@ -29,6 +29,7 @@ async def test_visit_sharing_names_each_router_with_the_age_of_its_last_message(
     assert found.says.startswith("router one sent its last message ")
 
 
+@pytest.mark.slow
 async def test_visit_sharing_hears_a_router_that_sends_seldom(tmp_path: Path) -> None:
     sharing = SharingSettings(f"directory:{tmp_path}", tick_ms=700)
     async with part(url=sharing.url, name="one", tick_ms=700) as one:

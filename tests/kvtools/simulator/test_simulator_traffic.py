@@ -53,6 +53,7 @@ async def test_traffic_holds_chats_and_reports_their_cached_share() -> None:
     assert int(answer[2]) > 40, said
 
 
+@pytest.mark.slow
 async def test_traffic_reports_refusals() -> None:
     async with sending("--model", "none") as (_, process):
         assert process.stderr is not None

@@ -121,6 +121,7 @@ async def waits(system: System, count: int) -> bool:
     return worker.ranks[0].engine.counters.in_flight == count and await system.in_flight(count)
 
 
+@pytest.mark.slow
 async def test_blocks_removed_before_the_prefill_are_counted_as_evicted() -> None:
     async with running(workers=1, changes=USAGE, blocks=64) as system:
         wanted, others = long_text("wanted"), [long_text(str(number)) for number in range(8)]

@@ -85,6 +85,7 @@ async def test_whatif_tells_what_isolation_costs_on_a_recording(
     assert cost["shared"]["hit_rate"] > cost["apart"]["hit_rate"] > 0
 
 
+@pytest.mark.slow
 async def test_recordings_of_several_processes_are_replayed_together(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     names = ("extproc", "admin", "metrics")

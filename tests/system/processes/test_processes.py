@@ -5,6 +5,8 @@ import os
 import re
 import signal
 
+import pytest
+
 from extproc.base import address
 from tests.ports import free_ports_apart
 from tests.system.system import System, chat, long_text, running
@@ -28,6 +30,7 @@ async def decisions(system: System) -> list[float]:
     return placed
 
 
+@pytest.mark.slow
 async def test_requests_are_answered_while_one_of_two_processes_restarts() -> None:
     ports = [f"127.0.0.1:{free_ports_apart(2)}" for _ in range(3)]
     names = ("extproc", "admin", "metrics")

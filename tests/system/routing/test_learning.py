@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import pytest
+
 from tests.system.system import CHAT, System, chat, long_text, running
 from tests.waiting import until
 
 RATE = 2_000  # configured prompt tokens a second, right for one of the two workers
 
 
+@pytest.mark.slow
 async def test_speed_of_a_slow_worker_is_learned_and_keeps_idle_fleets_off_it() -> None:
     policy = {"cost": {"prefill_tokens_per_second": RATE}}
     speeds = [{"prefill_tokens_per_second": rate} for rate in (RATE / 2, RATE)]

@@ -236,7 +236,8 @@ async def test_requests_without_a_conversation_are_spread_over_the_routers() -> 
         assert await routers.passed_unsteered() == 0
 
 
-@pytest.mark.parametrize("choice", [pytest.param("any", marks=pytest.mark.slow), "standby"])
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", ["any", "standby"])
 async def test_leaving_router_loses_no_request(choice: str) -> None:
     async with two(choice, {"leave_ms": 3_000}) as routers:
         await routers.until_healthy(2)

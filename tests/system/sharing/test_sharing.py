@@ -32,6 +32,7 @@ async def two(
         yield system, second
 
 
+@pytest.mark.slow
 @needs_engine
 async def test_request_of_one_router_is_load_and_a_claim_in_the_other(tmp_path: Path) -> None:
     text = " ".join(long_text(word) for word in ("shared", "long", "prompt"))

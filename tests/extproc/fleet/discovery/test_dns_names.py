@@ -81,6 +81,7 @@ async def test_dns_names_take_too_many_addresses_for_a_fault_and_keep_the_last(
         assert seen.endpoints == ["10.0.0.0:8000"]
 
 
+@pytest.mark.slow
 async def test_alias_is_followed_and_a_cycle_of_aliases_is_a_fault(server: DnsServer) -> None:
     server.records = {
         (NAME, "CNAME"): ["one.example."],
