@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import yaml
+from aiohttp import web
 
 from extproc.config.schema import Config
 from extproc.envoy.envoy_config import render
 from extproc.requests.prompt import CONVERSATION, FORM_NAMES, GIVEN
-from kvtools.simulator import requests as simulated_requests
+from kvtools.simulator.generation import Generator
+from kvtools.simulator.requests import ChatRequest
 from kvtools.simulator.tokens import ModelTokens
 from tests.system.gateway import BUFFERED, DUPLEX, envoy_tree
 from tests.system.system import CHAT, System, chat, long_text, running
@@ -52,16 +54,18 @@ async def _may_sample(system: System) -> bool:
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> list[list[int] | None]:
-    """The ids with which requests reach engines, None for those without."""
+    """The ids with which chats reach engines from Envoy, None for those without."""
     seen: list[list[int] | None] = []
-    of_chat = simulated_requests.of_chat
+    answer = Generator._answer
 
-    async def noted(tokens: ModelTokens, body: Any) -> list[int]:
-        if isinstance(body, simulated_requests.ChatRequest) and not body.return_token_ids:
+    async def noted(
+        engine: Generator, request: web.Request, body: Any, *more: Any
+    ) -> web.StreamResponse:
+        if "x-request-id" in request.headers and isinstance(body, ChatRequest):
             seen.append((body.kv_transfer_params or {}).get("prompt_token_ids"))
-        return await of_chat(tokens, body)
+        return await answer(engine, request, body, *more)
 
-    monkeypatch.setattr(simulated_requests, "of_chat", noted)
+    monkeypatch.setattr(Generator, "_answer", noted)
     return seen
 
 
@@ -102,7 +106,7 @@ async def test_every_api_gives_the_answer_that_it_gives_without_ids(
         body["messages"] = [{"role": "user", "content": text}]
     async with handing() as system:
         given.clear()
-        answers = []
+        answers: list[dict[str, Any]] = []
         for url in (system.envoy, system.envoy, system.workers[0].url):
             async with system.session.post(f"{url}{path}", json=body) as response:
                 assert response.status == 200, await response.text()
@@ -110,7 +114,7 @@ async def test_every_api_gives_the_answer_that_it_gives_without_ids(
         _, handed, plain = map(_without_names, answers)
         assert handed == plain
         if path != "/v1/completions":
-            assert [ids is not None for ids in given] == [False, True, False]
+            assert [ids is not None for ids in given] == [False, True]
         assert await system.metric(METRIC % "handed") == 1
 
 
@@ -229,15 +233,20 @@ async def test_both_legs_of_a_request_get_the_ids(given: list[list[int] | None])
         other = asyncio.create_task(system.send(chat("short") | {"max_tokens": 10_000}))
         await until(lambda: given == [None], "the decode worker is busy")
         given.clear()
-        answers = [await asked(system, number) for number in range(3)]
+        answers: list[dict[str, Any]] = []
+
+        async def is_handed() -> bool:
+            answers.append(await asked(system, len(answers)))
+            return any(given)
+
+        await until(is_handed, "ids go with a request")
         other.cancel()
         await asyncio.gather(other, return_exceptions=True)
-        handed = [given[at : at + 2] for at in range(0, 6, 2)]
-        assert handed[0] == [None, None]
-        for both, answer in zip(handed[1:], answers[1:], strict=True):
-            assert both[0] == both[1]
-            assert len(both[0] or ()) == answer["usage"]["prompt_tokens"]
-        assert sum(worker.transfer.finished for worker in system.workers) == 6
+        assert given[:2] == [None, None]
+        *_, first, second = given
+        assert first == second
+        assert len(first or ()) == answers[-1]["usage"]["prompt_tokens"]
+        assert sum(worker.transfer.finished for worker in system.workers) == len(given)
 
 
 async def test_engine_that_was_away_gets_a_sample_first(given: list[list[int] | None]) -> None:
