@@ -19,7 +19,8 @@ are known that they are bounded by the configuration.
                                                       disagrees: refuted
                                                       shows nothing: the next one is a sample
                                                       finds fewer: as if the worker started anew
-    refuted     anything disagreed since the start    nothing, until the worker starts anew
+    refuted     anything disagreed since the start    nothing, until the worker starts anew, or may
+                                                      have: its feed was cut
 """
 
 from collections import Counter
@@ -52,8 +53,12 @@ class Samples:
 
     def restart(self) -> None:
         """Forgets everything: the worker may have been started with other files."""
-        self.start += 1
+        self.begin_anew()
         self.refuted = ""
+
+    def begin_anew(self) -> None:
+        """Forgets what agreed: forms that are proved anew may not be as they were."""
+        self.start += 1
         self._left.clear()
 
     def step(self, traits: Iterable[str]) -> str:
@@ -67,8 +72,10 @@ class Samples:
         """Notes that so many ids go with a request of some traits, all of which may be handed."""
         self.handed_requests += 1
         self.handed_tokens += tokens
+        left = self._left
         for trait in traits:
-            self._left[trait] -= 1
+            if trait in left:  # unless they were forgotten since it was decided
+                left[trait] -= 1
 
     def note_result(
         self, result: str, traits: Iterable[str], every: int, start: int, says: str = ""

@@ -351,8 +351,11 @@ class TokenProof:
         self._note()
 
     def forget(self, forms: int) -> None:
-        """Takes that nothing is known of some forms any more."""
-        self.samples.restart()
+        """Takes that nothing is known of some forms any more.
+
+        What samples refuted remains: the worker did not start anew.
+        """
+        self.samples.begin_anew()
         for form in _each(forms):
             self._forms[form] = _unproved(form)
         self._note()

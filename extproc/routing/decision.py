@@ -187,5 +187,11 @@ class Decision(msgspec.Struct, frozen=True):
 def without_room(decision: Decision) -> Decision:
     """Returns a decision as it is if its request waited for room in vain."""
     return msgspec.structs.replace(
-        decision, verdict=Verdict.NO_ROOM, pick=(), worker="", reason=NO_ROOM, split=None
+        decision,
+        verdict=Verdict.NO_ROOM,
+        pick=(),
+        worker="",
+        reason=NO_ROOM,
+        split=None,
+        handing=None,
     )

@@ -264,7 +264,7 @@ class Router:
                 goes_on = await wait.end(ask_for_time)
             except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
                 log_fault(log, "a feature failed with %s", error)
-                continue
+                goes_on = True
             held = clock() - began
             timeline.pause(held)
             if not goes_on:

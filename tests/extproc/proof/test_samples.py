@@ -53,6 +53,22 @@ def test_one_of_so_many_is_a_sample_until_one_agrees(agreed: Samples) -> None:
     assert [*steps(agreed, EVERY)] == [HANDED] * (EVERY - 1) + [SAMPLE]
 
 
+def test_forms_that_are_proved_anew_begin_with_a_sample_and_lift_no_refutation(
+    agreed: Samples,
+) -> None:
+    agreed.begin_anew()
+    assert agreed.step(("chats",)) == SAMPLE
+    agreed.note_result(DISAGREED, ("chats",), EVERY, agreed.start, "it counted 3")
+    agreed.begin_anew()
+    assert (agreed.step(("chats",)), agreed.refuted) == (REFUTED, "it counted 3")
+
+
+def test_ids_that_were_decided_on_before_a_restart_spend_nothing(agreed: Samples) -> None:
+    agreed.restart()
+    agreed.note_handed(("chats",), 100)
+    assert (agreed.handed_requests, agreed.step(("chats",))) == (1, SAMPLE)
+
+
 def test_disagreement_ends_it_until_the_worker_starts_anew(agreed: Samples) -> None:
     assert agreed.note_result(DISAGREED, ("tools",), EVERY, 0, "it counted 3")
     assert not agreed.note_result(DISAGREED, ("tools",), EVERY, 0, "it counted 4")

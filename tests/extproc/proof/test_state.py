@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extproc.proof.samples import DISAGREED
 from extproc.proof.state import (
     EQUAL_COUNTS,
     NOT_STORED,
@@ -22,11 +23,13 @@ from extproc.proof.state import (
 from extproc.proof.tally import LAST_FINDINGS
 from extproc.requests.prompt import (
     ALL_FORMS,
+    BY_RELEASE,
     CONVERSATION,
     CUT,
     EFFORT,
     FORM_NAMES,
     GIVEN,
+    PRINTED,
     REASONING,
     TOOLS,
     forms_to_blame,
@@ -252,6 +255,19 @@ def test_golden_requests_that_are_not_compared_leave_what_was_compared() -> None
     assert proof.is_shown(TOOLS)
     proof.uncompared("status 404", 3.0, for_now=False)
     assert (proof.reason, proof.summary.proof) == ("status 404", Proof.UNPROVED)
+
+
+@pytest.mark.parametrize("ends", ["does not answer", "has another release", "prints otherwise"])
+def test_only_a_restart_lifts_what_samples_refuted(ends: str) -> None:
+    proof = TokenProof("w")
+    proof.samples.note_result(DISAGREED, ("chats",), 4, 0, "it counted 3")
+    if ends == "does not answer":
+        proof.uncompared("no answer", 1.0, for_now=True)
+    else:
+        proof.forget(BY_RELEASE if ends == "has another release" else PRINTED)
+    assert proof.samples.refuted
+    proof.restart(2.0)
+    assert not proof.samples.refuted
 
 
 def test_engine_that_takes_no_ids_makes_the_same_tokens_itself() -> None:

@@ -17,7 +17,8 @@ from extproc.routing.candidates.pins import Pin, PinnedRank, RankChoice
 from extproc.routing.candidates.ranks import Ranks
 from extproc.routing.claims.claim_table import ClaimTable, Holdings
 from extproc.routing.decide import decide
-from extproc.routing.decision import FINDS_MODEL, Decision, Verdict
+from extproc.routing.decision import FINDS_MODEL, Decision, Verdict, without_room
+from extproc.routing.handing import Handing
 from extproc.routing.inputs.query import Media, MediaItem, Query
 from extproc.routing.inputs.snapshot import Snapshot
 from extproc.routing.load.loads import Load
@@ -25,6 +26,11 @@ from extproc.routing.policy_choice import BUFFERED_ENDPOINTS
 from kvstate.overlap import Overlap, Prompt
 
 PROMPT = Prompt("m", array("I", range(100)))
+
+
+def test_request_without_room_gets_no_ids() -> None:
+    made = msgspec.structs.replace(decision(Query("m", [PROMPT])), handing=Handing("handed"))
+    assert without_room(made).handing is None
 
 
 def decision(

@@ -112,6 +112,16 @@ async def test_feature_that_fails_has_nobody_wait(one: Service, waiting: Waiting
     exchange.close()
 
 
+async def test_request_is_decided_anew_after_a_wait_that_fails(
+    one: Service, waiting: Waiting, recomputed: list[Decision], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "gate", None)
+    exchange, task = await begun(one, waiting)
+    assert b"10.0.0." in await task
+    assert (len(recomputed), len(seen(one).decisions)) == (1, 1)
+    exchange.close()
+
+
 async def test_stream_that_ends_while_it_waits_leaves_nothing(
     one: Service, waiting: Waiting
 ) -> None:
