@@ -114,6 +114,9 @@ def _misses(config: Config) -> Iterator[str]:
     for model in config.models:
         if model.tokenizer is None:
             yield f"{key}: changes nothing for model {model.name}, which has no tokenizer"
+    if config.misses.response_headers and config.isolation and config.isolation.share:
+        shared = ", ".join(config.isolation.share)
+        yield f"misses.response_headers: may tell a tenant of others' prompts of {shared} (share)"
 
 
 def _without_cost(key: str, config: Config) -> Iterator[str]:

@@ -207,16 +207,17 @@ class Misses(Feature):
         held.last, held.kept = length, kept
         verdict.sender = last.sender
         turn.before = before
-        if held.reused < min(kept, held.prompt - 1) // held.block * held.block:
-            self._say_why(turn, before)
+        if held.is_lacking:
+            self._say_why(turn, before, _tokens_of(turn.decision, before.worker))
         verdict.conversation, verdict.turn = last.conversation, last.turns + 1
         self._note_growth(turn)
 
-    def _note_growth(self, turn: _Turn) -> None:
+    def _note_growth(self, turn: _Turn, times: int = 1) -> None:
+        """Notes what a turn adds to its worker's cache. times: -1 if it does not."""
         verdict = turn.verdict
         held, worker = verdict.held, verdict.worker
         growth = self._growth.get(worker) or self._growth_of(worker)
-        growth.add(verdict.sender, held.prompt - held.reused, turn.sent.at)
+        growth.add(verdict.sender, times * (held.prompt - held.reused), turn.sent.at)
 
     def _growth_of(self, worker: str) -> Growth:
         """Returns the growth of a worker that is new; forgets those of workers that are gone."""
@@ -224,16 +225,19 @@ class Misses(Feature):
         self._growth = {name: one for name, one in self._growth.items() if name in records}
         return self._growth.setdefault(worker, Growth())
 
-    def _say_why(self, turn: _Turn, before: Sent) -> None:
-        """Says why a worker lacks what a conversation keeps of its last prompt."""
-        decision, verdict, held = turn.decision, turn.verdict, turn.verdict.held
-        there = _tokens_of(decision, before.worker)
-        elsewhere = 0 if decision.worker == before.worker else there
-        gone, because = self._why_gone(before, turn, there)
-        held.elsewhere, held.gone = elsewhere, gone
+    def _say_why(self, turn: _Turn, before: Sent, there: int) -> None:
+        """Says why the worker of a turn lacks what its conversation keeps of its last prompt.
+
+        there: how many tokens of the prompt the worker of the last one holds.
+        """
+        verdict, worker = turn.verdict, turn.sent.worker
+        held = verdict.held
+        held.elsewhere = 0 if worker == before.worker else there
+        held.gone, because = self._why_gone(before, turn, there)
         tokens = verdict.tokens
-        is_mostly_elsewhere = tokens.get(Cause.ELSEWHERE, 0) > tokens.get(gone, 0)
-        verdict.because = why_elsewhere(decision, before.worker) if is_mostly_elsewhere else because
+        if tokens.get(Cause.ELSEWHERE, 0) > tokens.get(held.gone, 0):
+            because = why_elsewhere(turn.decision, before.worker, worker)
+        verdict.because = because
 
     def _why_gone(self, before: Sent, turn: _Turn, there: int) -> tuple[Cause, str]:
         """Returns why a conversation's worker holds only so many tokens of a prompt."""
@@ -359,9 +363,16 @@ class Misses(Feature):
         self._finish(turn)
 
     def respond(self, decision: Decision) -> Sequence[tuple[str, str]]:
-        """Returns what a client is told of its own last prompt, if clients are told."""
+        """Returns what a client is told of its own last prompt, if clients are told.
+
+        Nothing if that was not stored, since what others stored would show; and nothing if the
+        proxy chose the worker, of which nothing is known yet.
+        """
         turn = self._open.get(id(decision)) if self._tells_clients else None
-        return () if turn is None or not turn.is_examined else told(turn.verdict)
+        if turn is None or not turn.is_examined or not decision.is_steered:
+            return ()
+        is_stored = turn.before is None or turn.before.is_stored
+        return told(turn.verdict) if is_stored else ()
 
     def note_end(
         self, decision: Decision, outcome: Outcome | None, *, is_booked: bool, is_sent: bool
@@ -374,21 +385,38 @@ class Misses(Feature):
         turn.sent.is_stored = is_sent
         if outcome is not None and is_sent:
             turn.sent.is_stored = outcome.status in (None, _OK)
-            turn.sent.worker = outcome.worker or turn.sent.worker
+            if outcome.worker not in ("", decision.worker):
+                self._move(turn, outcome)
             self._take_report(turn, outcome)
         self._finish(turn)
+
+    def _move(self, turn: _Turn, outcome: Outcome) -> None:
+        """Takes that another worker than the pick answered: what that held counts."""
+        verdict = turn.verdict
+        held = verdict.held
+        if turn.is_examined:
+            self._note_growth(turn, -1)
+        turn.sent.worker = verdict.worker = outcome.worker
+        turn.predicted = held.reused = min(outcome.predicted_tokens, held.prompt)
+        verdict.because = ""
+        if turn.is_examined:
+            self._note_growth(turn)
+        if turn.before is not None and held.is_lacking:
+            self._say_why(turn, turn.before, _tokens_of(turn.decision, turn.before.worker))
 
     def _take_report(self, turn: _Turn, outcome: Outcome) -> None:
         """Takes what the engine of the answering worker reported."""
         verdict, cached = turn.verdict, outcome.reported.cached_tokens
-        verdict.worker = turn.sent.worker
         if cached is None or not outcome.is_comparable or not outcome.is_whole:
             return
         verdict.is_reported = True
         held = verdict.held
         if cached != held.reused:
             held.reused = min(cached, held.prompt)
-        if turn.before is None or held.is_fine:
+        if turn.before is None:
+            return
+        if not held.is_lacking:
+            verdict.because = ""
             return
         if cached + held.block <= turn.predicted:
             # it went between the decision and the engine's step, or the feed was behind
@@ -401,10 +429,11 @@ class Misses(Feature):
                 loop.call_later(EVENTS_SECONDS, self._look_last, turn, turn.before)
 
     def _look_again(self, turn: _Turn, before: Sent) -> None:
-        verdict = turn.verdict
-        gone, because = self._why_gone(before, turn, verdict.held.reused)
-        verdict.held.gone = gone
-        verdict.because = because or verdict.because
+        is_there = before.worker == turn.sent.worker
+        reused = turn.verdict.held.reused
+        self._say_why(
+            turn, before, reused if is_there else _tokens_of(turn.decision, before.worker)
+        )
 
     def _look_last(self, turn: _Turn, before: Sent) -> None:
         self._look_again(turn, before)

@@ -70,12 +70,15 @@ class Held(msgspec.Struct, gc=False):
     beginning: Cause = Cause.FIRST
 
     @property
+    def is_lacking(self) -> bool:
+        """Whether less was reused of what is kept than an engine can reuse."""
+        return self.reused < min(self.kept, self.prompt - 1) // self.block * self.block
+
+    @property
     def is_fine(self) -> bool:
         """Whether all of the last prompt is kept, and all that can be reused of it was."""
-        kept, prompt = self.kept, self.prompt
-        if kept != self.last or kept > prompt:
-            return False
-        return self.reused >= min(kept, prompt - 1) // self.block * self.block
+        kept = self.kept
+        return kept == self.last and kept <= self.prompt and not self.is_lacking
 
 
 def partition(held: Held) -> Tokens:

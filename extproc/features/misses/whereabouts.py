@@ -55,8 +55,13 @@ def _lost(last: Sent, record: Holdings, since_epoch: float) -> tuple[Cause, str]
     return _OF_LOSS[record.lost_by], f"{last.worker}, {when} UTC"
 
 
-def why_elsewhere(decision: Decision, before: str) -> str:
-    """Returns why a request did not go to the worker that got the one before it, in words."""
+def why_elsewhere(decision: Decision, before: str, worker: str) -> str:
+    """Returns why a request did not go to the worker that got the one before it, in words.
+
+    before: that worker. worker: the one that answered.
+    """
+    if worker != decision.worker:
+        return f"the proxy sent it to {worker}; the pick was {decision.worker}"
     basis = decision.basis
     names = [one.name for one in basis.workers]
     if before not in names:

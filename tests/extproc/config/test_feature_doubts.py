@@ -23,6 +23,7 @@ ROUTERS = "envoy: {{routers: {{addresses: ['r:1', 'q:1'], choice: {}}}}}"
 HOLD = "policy: {{name: {}, hold: {{enabled: true}}}}"
 HANDED = "policy: {hand_tokens: {enabled: true}}"
 MISSES = "misses: {enabled: true}"
+TOLD = "misses: {enabled: true, response_headers: true}"
 PULLS = "disaggregation: {connector: offloading, min_pulled_tokens: 64, price_pulls: true}"
 STORE = "stores: [{{name: s, workers: ['{}']{}}}]"
 PODS = "discovery: {kubernetes: {selector: a, deletion_cost: true}}"
@@ -67,6 +68,11 @@ SHARED = "sharing: {url: 'directory:/d'}"
             ["nothing is handed over: without events"],
         ),
         ([REMOTE, WORKERS, USAGE, MISSES], []),
+        ([REMOTE, WORKERS, USAGE, TOLD, TENANTS.format("f", "")], []),
+        (
+            [REMOTE, WORKERS, USAGE, TOLD, TENANTS.format("f", "m")],
+            ["names every model", "prompts of m"],
+        ),
         (
             [ONE_MODEL, WORKERS, OFF, MISSES],
             ["not known what workers evict", "accounting.responses: usage", "has no tokenizer"],

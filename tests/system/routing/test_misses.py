@@ -133,6 +133,25 @@ async def test_other_worker_evictions_and_losses_are_named() -> None:
         assert (await one.turn())["cause"] == "restarted"
 
 
+async def test_worker_that_the_proxy_chose_counts_and_its_client_is_told_nothing() -> None:
+    changes = MISSES | {"steering": {"percent": 0}}
+    async with running(2, ("tiny",), changes) as system:
+        one = Conversation(system, "parsers")
+        verdicts = [await one.turn()]
+
+        async def is_elsewhere() -> bool:
+            verdicts.append(await one.turn())
+            return bool(verdicts[-1]["worker"] != verdicts[0]["worker"])
+
+        await until(is_elsewhere, "the proxy chose the other worker")
+        *_, before, here = verdicts
+        assert here["cause"] == "elsewhere"
+        assert here["tokens"]["elsewhere"] >= before["prompt_tokens"] - 2 * 16
+        assert "reused" not in here["tokens"]
+        assert here["because"].startswith(f"the proxy sent it to {here['worker']}; the pick was ")
+        assert not [name for name in one.headers if name.startswith("x-kvsteer-")]
+
+
 async def _clears(system: System, worker: str) -> bool:
     async with system.session.post(f"{worker}/reset_prefix_cache") as response:
         return bool((await response.json())["success"])

@@ -98,12 +98,13 @@ def decided(**fields: Any) -> Decision:
 
 
 def test_reason_for_another_worker_is_that_of_the_decision() -> None:
-    assert why_elsewhere(decided(), "z") == "z is no longer among the workers"
+    assert why_elsewhere(decided(), "z", decided().worker) == "z is no longer among the workers"
     drained = decided(unfit={"a:1": "draining"})
-    assert (drained.worker, why_elsewhere(drained, "a")) == ("b", "a was left out: draining")
+    assert (drained.worker, why_elsewhere(drained, "a", "b")) == ("b", "a was left out: draining")
     busy = decided(loads={"a:1": Load(backlog_tokens=50_000.0)})
-    assert why_elsewhere(busy, "a").startswith("a had more to do: a cost of 50,")
-    assert why_elsewhere(busy, "a").endswith(" at b")
-    assert why_elsewhere(replace(busy, worker=""), "a") == ""
+    assert why_elsewhere(busy, "a", "b").startswith("a had more to do: a cost of 50,")
+    assert why_elsewhere(busy, "a", "b").endswith(" at b")
+    assert why_elsewhere(replace(busy, worker=""), "a", "") == ""
     costs = replace(busy.basis, costs=[None, 1.0])
-    assert why_elsewhere(replace(busy, basis=costs), "a") == "a was not compared"
+    assert why_elsewhere(replace(busy, basis=costs), "a", "b") == "a was not compared"
+    assert why_elsewhere(busy, "a", "c") == "the proxy sent it to c; the pick was b"
