@@ -23,6 +23,10 @@ LEAST_CHARACTERS = 16
 # the text that is known, or the template writes them otherwise.
 MOST_MISSING = 8
 
+# So many characters are looked through in vain at most, which takes about a tenth of a second if
+# they and what is looked for are made for it (measured).
+MOST_IN_VAIN = 1 << 25
+
 
 class Spot(msgspec.Struct, frozen=True, gc=False):
     """A place in a request.
@@ -43,6 +47,23 @@ class _Found(msgspec.Struct, frozen=True, gc=False):
     part: Part
 
 
+class _Search:
+    """Looks for texts in that of a prompt, until it has looked in vain for too long."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._left = MOST_IN_VAIN
+
+    def find(self, said: str, start: int, end: int) -> int:
+        """Returns where a text stands, -1 if it does not or is no longer looked for."""
+        if self._left <= 0:
+            return -1
+        at = self._text.find(said, start, end)
+        if at < 0:
+            self._left -= max(0, end - start)
+        return at
+
+
 def locate(parts: Sequence[Part], text: str, start: int, end: int) -> Spot:
     """Returns which part of a request stands at a place of its prompt.
 
@@ -50,12 +71,14 @@ def locate(parts: Sequence[Part], text: str, start: int, end: int) -> Spot:
     characters. What stands in a text is of its part; else a part that begins within the place is
     preferred to one that began before.
     """
-    said = list(_in_order([one for one in parts if one.place is not Place.TOOLS], text, 0))
+    search = _Search(text)
+    others = [one for one in parts if one.place is not Place.TOOLS]
+    said = list(_in_order(others, search, len(text)))
     first_turn = next((one.start for one in said if one.part.place is Place.TURN), len(text))
     system = [one for one in said if one.part.place is Place.SYSTEM]
     tools = [one for one in parts if one.place is Place.TOOLS]
-    behind = _tools_in(tools, text, system[-1].end if system else 0, first_turn)
-    found = [*said, *(behind or _tools_in(tools, text, 0, system[0].start if system else 0))]
+    behind = _tools_in(tools, search, system[-1].end if system else 0, first_turn)
+    found = [*said, *(behind or _tools_in(tools, search, 0, system[0].start if system else 0))]
     begins = _beginnings(found)
     within = [one for one in begins if start <= one.start < end]
     before = [one for one in begins if one.start <= start]
@@ -79,13 +102,13 @@ def _beginnings(found: Sequence[_Found]) -> list[_Found]:
     return list(firsts.values())
 
 
-def _tools_in(tools: Sequence[Part], text: str, start: int, end: int) -> list[_Found]:
+def _tools_in(tools: Sequence[Part], search: _Search, start: int, end: int) -> list[_Found]:
     """Returns where tools stand within a part of a text."""
     places: list[tuple[int, Part]] = []
     at = start
     for tool in tools:
         name = tool.texts[0] if tool.texts else ""
-        place = _place_of(name, text, at, end)
+        place = _place_of(name, search, at, end)
         if place >= 0:
             places.append((place, tool))
             at = place + len(name)
@@ -96,15 +119,15 @@ def _tools_in(tools: Sequence[Part], text: str, start: int, end: int) -> list[_F
     ]
 
 
-def _place_of(name: str, text: str, start: int, end: int) -> int:
+def _place_of(name: str, search: _Search, start: int, end: int) -> int:
     """Returns where a tool of a name begins, -1 if it does not.
 
     Most templates write names in quotes; other tools' descriptions have these behind backslashes.
     """
     if not name:
         return -1
-    quoted = text.find(f'"{name}"', start, end)
-    return quoted + 1 if quoted >= 0 else text.find(name, start, end)
+    quoted = search.find(f'"{name}"', start, end)
+    return quoted + 1 if quoted >= 0 else search.find(name, start, end)
 
 
 def _end_of(places: Sequence[tuple[int, Part]], end: int) -> int:
@@ -115,15 +138,15 @@ def _end_of(places: Sequence[tuple[int, Part]], end: int) -> int:
     return min(end, place + sum(map(len, tool.texts)))
 
 
-def _in_order(parts: Sequence[Part], text: str, at: int) -> Iterator[_Found]:
-    """Yields where the texts of parts stand, each behind the one before it."""
-    missing = 0
+def _in_order(parts: Sequence[Part], search: _Search, end: int) -> Iterator[_Found]:
+    """Yields where the texts of parts stand before an end, each behind the one before it."""
+    missing = at = 0
     for part in parts:
         is_missing = True
         for said in part.texts:
             key = said.strip()[:KEY_CHARACTERS]
             is_sure = not missing or len(key) >= LEAST_CHARACTERS
-            place = text.find(key, at) if key and is_sure else -1
+            place = search.find(key, at, end) if key and is_sure else -1
             if place < 0:
                 continue
             is_missing = False

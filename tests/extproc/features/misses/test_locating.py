@@ -1,6 +1,6 @@
 import pytest
 
-from extproc.features.misses.locating import MOST_MISSING, locate
+from extproc.features.misses.locating import MOST_IN_VAIN, MOST_MISSING, locate
 from extproc.requests.parts import Part, Place
 
 SYSTEM = Part(Place.SYSTEM, 0, ("You help. It is noon.",), "system")
@@ -53,6 +53,24 @@ def test_nothing_stands_before_the_first_part() -> None:
     spot = locate([*TOOLS, SYSTEM, *TURNS], TEXT, 0, 3)
     assert (spot.part, spot.is_written) == (None, False)
     assert locate([], TEXT, 5, 6).part is None
+
+
+@pytest.mark.parametrize(("place", "said"), [(Place.TURN, "The file"), (Place.TOOLS, "Write")])
+def test_looking_in_vain_is_bounded_whatever_a_request_says(place: Place, said: str) -> None:
+    long, many = "a" * 400_000, MOST_IN_VAIN // 400_000 + 2
+    text = TEXT.replace("noon.", f"noon.{long}")
+    start, wanted = text.index(said), [*TOOLS, *TURNS][-1 if place is Place.TURN else 1]
+
+    def located(absent: int) -> Part | None:
+        texts = [f"{'a' * 40}{number}" for number in range(absent)]
+        if place is Place.TOOLS:
+            parts = [*(Part(place, 9, (name,)) for name in texts), wanted, SYSTEM, *TURNS]
+        else:
+            parts = [Part(place, 9, tuple(texts), "user"), wanted]
+        return locate(parts, text, start, start + 1).part
+
+    assert located(3) is wanted
+    assert located(many) is not wanted
 
 
 def test_parts_that_the_template_does_not_write_are_left_out() -> None:
