@@ -362,6 +362,12 @@ class Misses(Feature):
         turn.is_examined = True
         self._finish(turn)
 
+    def note_server(self, decision: Decision, endpoint: str) -> None:
+        """Takes which endpoint answered."""
+        turn, worker = self._open.get(id(decision)), decision.basis.worker_at(endpoint)
+        if turn is not None and worker not in ("", turn.sent.worker):
+            self._move(turn, worker)
+
     def respond(self, decision: Decision) -> Sequence[tuple[str, str]]:
         """Returns what a client is told of its own last prompt, if clients are told.
 
@@ -385,19 +391,21 @@ class Misses(Feature):
         turn.sent.is_stored = is_sent
         if outcome is not None and is_sent:
             turn.sent.is_stored = outcome.status in (None, _OK)
-            if outcome.worker not in ("", decision.worker):
-                self._move(turn, outcome)
+            if outcome.worker not in ("", turn.sent.worker):
+                self._move(turn, outcome.worker)
             self._take_report(turn, outcome)
         self._finish(turn)
 
-    def _move(self, turn: _Turn, outcome: Outcome) -> None:
+    def _move(self, turn: _Turn, worker: str) -> None:
         """Takes that another worker than the pick answered: what that held counts."""
-        verdict = turn.verdict
+        verdict, overlaps = turn.verdict, turn.decision.basis.overlaps
         held = verdict.held
         if turn.is_examined:
             self._note_growth(turn, -1)
-        turn.sent.worker = verdict.worker = outcome.worker
-        turn.predicted = held.reused = min(outcome.predicted_tokens, held.prompt)
+        turn.sent.worker = verdict.worker = worker
+        overlap = overlaps[0].get(worker) if overlaps else None
+        certain = 0 if overlap is None else overlap.certain_tokens
+        turn.predicted = held.reused = min(certain, held.prompt)
         verdict.because = ""
         if turn.is_examined:
             self._note_growth(turn)

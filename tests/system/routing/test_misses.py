@@ -5,6 +5,8 @@ import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
+
 from tests.system.system import CHAT, System, running
 from tests.waiting import until
 
@@ -133,8 +135,13 @@ async def test_other_worker_evictions_and_losses_are_named() -> None:
         assert (await one.turn())["cause"] == "restarted"
 
 
-async def test_worker_that_the_proxy_chose_counts_and_its_client_is_told_nothing() -> None:
-    changes = MISSES | {"steering": {"percent": 0}}
+@pytest.mark.parametrize("responses", ["none", "usage"])
+async def test_worker_that_the_proxy_chose_counts_and_its_client_is_told_nothing(
+    responses: str,
+) -> None:
+    changes = MISSES | {"steering": {"percent": 0}, "accounting": {"responses": responses}}
+    if responses == "none":
+        changes["misses"] = {"enabled": True}
     async with running(2, ("tiny",), changes) as system:
         one = Conversation(system, "parsers")
         verdicts = [await one.turn()]
