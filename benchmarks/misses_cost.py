@@ -19,7 +19,7 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -119,21 +119,21 @@ async def _count(*, has_verdicts: bool) -> None:
     gc.disable()
     for at, turn in enumerate(made):
         if at in COUNTED:
-            await _copy_and_do([])
-            await _copy_and_do([partial(_decided, bench, turn)])
+            await _copy(bench, None)
+            await _copy(bench, turn)
         await _stored(bench, await _decided(bench, turn), turn.prompt)
     os._exit(0)
 
 
-async def _copy_and_do(work: Sequence[Callable[[], Awaitable[object]]]) -> None:
-    """Makes a copy of this process that does some work and ends, and waits for its end."""
+async def _copy(bench: Bench, turn: Turn | None) -> None:
+    """Makes a copy of this process that decides on a turn, if any, and waits for its end."""
     loop, child = asyncio.get_running_loop(), os.fork()
     if child:
         wait_for(child)
         return
     asyncio._set_running_loop(loop)  # noqa: SLF001 - it is known as that of the parent
-    for each in work:
-        await each()
+    if turn is not None:
+        await _decided(bench, turn)
     os._exit(0)
 
 
@@ -143,8 +143,9 @@ def instructions(*, has_verdicts: bool) -> Figure:
     Raises:
         CannotRunError: valgrind is missing.
     """
-    found = instructions_of_copies([__file__, "--count", "01"[has_verdicts]])
-    return Figure([with_it - without for without, with_it in zip(*[iter(found)] * 2, strict=True)])
+    found = instructions_of_copies([__file__, "--count", str(int(has_verdicts))])
+    pairs = zip(found[::2], found[1::2], strict=True)
+    return Figure([decided - idle for idle, decided in pairs])
 
 
 async def _rows(one: Run) -> None:

@@ -23,8 +23,8 @@ LEAST_CHARACTERS = 16
 # the text that is known, or the template writes them otherwise.
 MOST_MISSING = 8
 
-# So many characters are looked through in vain at most, which takes about a tenth of a second if
-# they and what is looked for are made for it (measured).
+# After so many characters that were looked through in vain, nothing more is looked for: about a
+# tenth of a second, if they and what is looked for are made to take long (measured).
 MOST_IN_VAIN = 1 << 25
 
 

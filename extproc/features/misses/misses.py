@@ -208,12 +208,12 @@ class Misses(Feature):
         verdict.sender = last.sender
         turn.before = before
         if held.is_lacking:
-            self._say_why(turn, before, _tokens_of(turn.decision, before.worker))
+            self._say_why(turn, before)
         verdict.conversation, verdict.turn = last.conversation, last.turns + 1
         self._note_growth(turn)
 
     def _note_growth(self, turn: _Turn, times: int = 1) -> None:
-        """Notes what a turn adds to its worker's cache. times: -1 if it does not."""
+        """Notes what a turn adds to its worker's cache. times: -1 takes that back."""
         verdict = turn.verdict
         held, worker = verdict.held, verdict.worker
         growth = self._growth.get(worker) or self._growth_of(worker)
@@ -225,14 +225,13 @@ class Misses(Feature):
         self._growth = {name: one for name, one in self._growth.items() if name in records}
         return self._growth.setdefault(worker, Growth())
 
-    def _say_why(self, turn: _Turn, before: Sent, there: int) -> None:
-        """Says why the worker of a turn lacks what its conversation keeps of its last prompt.
-
-        there: how many tokens of the prompt the worker of the last one holds.
-        """
+    def _say_why(self, turn: _Turn, before: Sent) -> None:
+        """Says why the worker of a turn lacks what its conversation keeps of its last prompt."""
         verdict, worker = turn.verdict, turn.sent.worker
-        held = verdict.held
-        held.elsewhere = 0 if worker == before.worker else there
+        held, is_same = verdict.held, worker == before.worker
+        is_known = is_same and verdict.is_reported
+        there = held.reused if is_known else _tokens_of(turn.decision, before.worker)
+        held.elsewhere = 0 if is_same else there
         held.gone, because = self._why_gone(before, turn, there)
         tokens = verdict.tokens
         if tokens.get(Cause.ELSEWHERE, 0) > tokens.get(held.gone, 0):
@@ -410,7 +409,7 @@ class Misses(Feature):
         if turn.is_examined:
             self._note_growth(turn)
         if turn.before is not None and held.is_lacking:
-            self._say_why(turn, turn.before, _tokens_of(turn.decision, turn.before.worker))
+            self._say_why(turn, turn.before)
 
     def _take_report(self, turn: _Turn, outcome: Outcome) -> None:
         """Takes what the engine of the answering worker reported."""
@@ -430,21 +429,14 @@ class Misses(Feature):
             # it went between the decision and the engine's step, or the feed was behind
             held.gone = Cause.UNKNOWN
         if held.gone is Cause.UNKNOWN and verdict.tokens.get(Cause.UNKNOWN):
-            self._look_again(turn, turn.before)
-            if verdict.held.gone is Cause.UNKNOWN:  # what tells it may still be on its way
+            self._say_why(turn, turn.before)
+            if held.gone is Cause.UNKNOWN:  # what tells it may still be on its way
                 turn.is_awaited = True
                 loop = asyncio.get_running_loop()
                 loop.call_later(EVENTS_SECONDS, self._look_last, turn, turn.before)
 
-    def _look_again(self, turn: _Turn, before: Sent) -> None:
-        is_there = before.worker == turn.sent.worker
-        reused = turn.verdict.held.reused
-        self._say_why(
-            turn, before, reused if is_there else _tokens_of(turn.decision, before.worker)
-        )
-
     def _look_last(self, turn: _Turn, before: Sent) -> None:
-        self._look_again(turn, before)
+        self._say_why(turn, before)
         turn.is_awaited = False
         self._finish(turn)
 

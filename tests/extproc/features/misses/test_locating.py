@@ -1,5 +1,11 @@
-import pytest
+from typing import Any
+from unittest import mock
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.features.misses import locating
 from extproc.features.misses.locating import MOST_IN_VAIN, MOST_MISSING, locate
 from extproc.requests.parts import Part, Place
 
@@ -71,6 +77,32 @@ def test_looking_in_vain_is_bounded_whatever_a_request_says(place: Place, said: 
 
     assert located(3) is wanted
     assert located(many) is not wanted
+
+
+class Watched(str):
+    """A text that notes how many of its characters are looked through in vain at each time."""
+
+    __slots__ = ("in_vain",)
+    in_vain: list[int]
+
+    def find(self, *sought: Any) -> int:
+        at, (_, start, end) = super().find(*sought), sought
+        if at < 0:
+            self.in_vain.append(max(0, end - start))
+        return at
+
+
+TEXTS = st.lists(st.text("ab", min_size=20, max_size=60), min_size=4).map(tuple)
+PARTS = st.builds(Part, st.sampled_from(Place), st.just(0), TEXTS)
+
+
+@given(st.lists(PARTS, min_size=1), st.text("ab", min_size=50, max_size=200))
+def test_nothing_is_looked_for_once_the_bound_is_reached(parts: list[Part], prompt: str) -> None:
+    text = Watched(prompt)
+    text.in_vain = []
+    with mock.patch.object(locating, "MOST_IN_VAIN", 100):
+        locate(parts, text, 30, 31)
+    assert sum(text.in_vain[:-1]) < 100
 
 
 def test_parts_that_the_template_does_not_write_are_left_out() -> None:
