@@ -37,6 +37,7 @@ from extproc.config.sections import (
     Routers,
 )
 from extproc.envoy.envoy_config import render
+from tests.http_server import serving
 from tests.ports import free_port
 from tests.system.envoy_process import ENVOY, EnvoyDiedError, running_envoy
 
@@ -530,14 +531,8 @@ async def echo_port() -> AsyncIterator[int]:
     async def echo(request: web.Request) -> web.Response:
         return web.json_response({name.lower(): value for name, value in request.headers.items()})
 
-    app = web.Application()
-    app.router.add_route("*", "/", echo)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    port = free_port()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    yield port
-    await runner.cleanup()
+    async with serving(echo) as address:
+        yield int(address.rpartition(":")[2])
 
 
 async def test_client_without_a_router_is_served_and_steers_nothing(

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from extproc.config.schema import Config
 from extproc.envoy.envoy_config import FILTER, render
-from tests.ports import free_port
+from tests.http_server import serving
 from tests.system.system import System, running
 from tests.waiting import until
 
@@ -139,7 +139,6 @@ class Engine:
     """An engine that keeps the bodies that reach it. version: of the vLLM that it says it is."""
 
     def __init__(self, version: str) -> None:
-        self.address = f"127.0.0.1:{free_port()}"
         self.got: list[bytes] = []
         self._says = {
             "/v1/models": {"data": [{"owned_by": "vllm"}]},
@@ -151,19 +150,6 @@ class Engine:
         if "x-request-id" in request.headers:  # from Envoy; the router itself asks too
             self.got.append(content)
         return web.json_response(self._says.get(request.path, {}))
-
-
-@contextlib.asynccontextmanager
-async def serving(engine: Engine) -> AsyncIterator[None]:
-    application = web.Application(client_max_size=2 * MAX_BYTES)
-    application.router.add_route("*", "/{path:.*}", engine.serve)
-    runner = web.AppRunner(application, auto_decompress=False)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", int(engine.address.rpartition(":")[2])).start()
-    try:
-        yield
-    finally:
-        await runner.cleanup()
 
 
 def with_modes(config: Config) -> str:
@@ -197,10 +183,8 @@ async def target_of(feature: str, folder: Path) -> AsyncIterator[tuple[System, E
     engine = Engine(version)
     sections = {"extproc": {"max_body_bytes": MAX_BYTES}, **changes(secret)}
     async with (
-        serving(engine),
-        running(
-            1, changes=sections, proxied=lambda _: engine.address, envoy_config=with_modes
-        ) as system,
+        serving(engine.serve, max_bytes=2 * MAX_BYTES, decompresses=False) as address,
+        running(1, changes=sections, proxied=lambda _: address, envoy_config=with_modes) as system,
     ):
 
         async def is_known() -> bool:

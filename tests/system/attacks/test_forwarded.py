@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from extproc.serving.preparation import forwarded_for
-from tests.ports import free_port
+from tests.http_server import serving
 from tests.system.system import CHAT, chat, running
 from tests.waiting import until
 
@@ -22,14 +22,8 @@ async def say_what_was_told(request: web.Request) -> web.Response:
 @pytest.fixture
 async def worker() -> AsyncIterator[str]:
     """The address of a worker that answers with what it was told of who sent the request."""
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", say_what_was_told)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    port = free_port()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    yield f"127.0.0.1:{port}"
-    await runner.cleanup()
+    async with serving(say_what_was_told) as address:
+        yield address
 
 
 async def told(envoy: str, sender: str, forwarded: str) -> list[bytes]:

@@ -17,7 +17,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from extproc.requests.tenant_salt import SaltMaker
-from tests.ports import free_port
+from tests.http_server import serving
 from tests.system.system import System, running
 from tests.waiting import until
 
@@ -40,7 +40,6 @@ SAYS = {"/v1/models": {"data": [{"owned_by": "vllm"}]}, "/version": {"version": 
 class Engine:
     """An engine that keeps the requests that Envoy passes on to it."""
 
-    address: str = field(default_factory=lambda: f"127.0.0.1:{free_port()}")
     got: list[tuple[str, bytes]] = field(default_factory=list)
 
     async def serve(self, request: web.Request) -> web.Response:
@@ -71,20 +70,6 @@ class Target:
         return int(line.split()[1]), [*self.engine.got]
 
 
-@contextlib.asynccontextmanager
-async def serving(engine: Engine) -> AsyncIterator[None]:
-    """Serves it on its address."""
-    application = web.Application(client_max_size=2 * LARGE)
-    application.router.add_route("*", "/{path:.*}", engine.serve)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", int(engine.address.rpartition(":")[2])).start()
-    try:
-        yield
-    finally:
-        await runner.cleanup()
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def target(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Target]:
     secret: Path = tmp_path_factory.mktemp("tenants") / "secret"
@@ -95,8 +80,8 @@ async def target(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Targ
     }
     engine = Engine()
     async with (
-        serving(engine),
-        running(1, changes=changes, proxied=lambda _: engine.address) as one,
+        serving(engine.serve, max_bytes=2 * LARGE) as address,
+        running(1, changes=changes, proxied=lambda _: address) as one,
     ):
 
         async def is_known() -> bool:

@@ -14,6 +14,7 @@ import pytest_asyncio
 import trustme
 from aiohttp import web
 
+from tests.http_server import serving
 from tests.ports import free_port
 from tests.system.envoy_process import ENVOY
 from tests.system.ingresses.existing_envoy import Tree, behind
@@ -107,17 +108,14 @@ async def _echo(request: web.Request) -> web.Response:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def patched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Patched]:
     one = Patched(tmp_path_factory.mktemp("patched"))
-    shop = web.Application()
-    shop.router.add_route("*", "/{path:.*}", _echo)
-    runner = web.AppRunner(shop)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", one.shop_port).start()
-    async with behind(one.directory, one.patched) as system:
+    async with (
+        serving(_echo, one.shop_port),
+        behind(one.directory, one.patched) as system,
+    ):
         system.envoy = system.envoy.replace("http:", "https:")
         one.system = system
         await system.start_router()
         yield one
-    await runner.cleanup()
 
 
 async def test_follow_up_reaches_the_worker_that_holds_its_prompt(patched: Patched) -> None:

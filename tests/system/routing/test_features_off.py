@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from aiohttp import web
 
 from extproc.config.schema import Config, Kubernetes
-from tests.ports import free_port
+from tests.http_server import serving
 from tests.system.system import CHAT, System, running
 
 # What a feature would change: a salt, a priority, the fields and headers that name a class, a
@@ -32,16 +32,8 @@ async def engine(got: Got) -> AsyncIterator[str]:
             got.append((request.headers, content))
         return web.json_response({})
 
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", serve)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    port = free_port()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await runner.cleanup()
+    async with serving(serve) as address:
+        yield address
 
 
 @contextlib.asynccontextmanager

@@ -1,8 +1,7 @@
 """A request whose path is spelled otherwise is steered and stripped, behind a real Envoy."""
 
-import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 import yaml
@@ -11,7 +10,7 @@ from yarl import URL
 
 from extproc.config.schema import Config
 from extproc.envoy.envoy_config import render
-from tests.ports import free_port
+from tests.http_server import serving
 from tests.system.system import running
 
 PATHS = (
@@ -35,7 +34,6 @@ class Engine:
     """An engine that decodes paths, as uvicorn does, and tells what it gets."""
 
     def __init__(self) -> None:
-        self.address = f"127.0.0.1:{free_port()}"
         self.got: list[tuple[str, bytes]] = []
 
     async def serve(self, request: web.Request) -> web.Response:
@@ -44,30 +42,14 @@ class Engine:
         return web.json_response({})
 
 
-@contextlib.asynccontextmanager
-async def serving(engine: Engine) -> AsyncIterator[None]:
-    """Serves it on its address."""
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", engine.serve)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", int(engine.address.rpartition(":")[2])).start()
-    try:
-        yield
-    finally:
-        await runner.cleanup()
-
-
 @pytest.mark.parametrize("envoy_config", [render, as_it_comes])
 async def test_encoded_path_is_steered_and_its_body_loses_the_routers_fields(
     envoy_config: Callable[[Config], str],
 ) -> None:
     engine, changes = Engine(), {"disaggregation": {"mode": "header"}}
     async with (
-        serving(engine),
-        running(
-            1, changes=changes, envoy_config=envoy_config, proxied=lambda _: engine.address
-        ) as one,
+        serving(engine.serve) as address,
+        running(1, changes=changes, envoy_config=envoy_config, proxied=lambda _: address) as one,
     ):
         for count, path in enumerate(PATHS, 1):
             body = json.dumps(BODY | {"kv_transfer_params": {"remote_host": "10.9.9.9"}})
